@@ -1,4 +1,4 @@
-"""The Prefect server of this machine: the variables it is started with, its key, its database, its automations.
+"""The Prefect server of this machine: its environment, key, database and automations.
 
-Commands start one and end it, or use the user's own. Read `own_server.py` first. Nothing here knows a flow of ours.
+Commands start and stop one, or use the user's own. Read `own_server.py` first. This package imports no flow.
 """

@@ -1,9 +1,9 @@
 """Automations and limits of Prefect's server. `entente up` creates them, and updates those that differ.
 
-    python -m entente.prefect_server.automations    creates and updates those of PREFECT_API_URL, where nobody runs `entente up`
+    python -m entente.prefect_server.automations    applies them to the server at PREFECT_API_URL, without `entente up`
 
-An automation only reports: a run without heartbeats, a run to recover, an alert to pass on. flows/recover_training.py reads the
-run's files and decides what to do. An automation that a user switched off stays off.
+An automation only reports: a run without heartbeats, a run to recover, an alert to forward. flows/recover_training.py reads the
+files of the run and decides what to do. An automation that a user switched off stays off.
 """
 
 import os
@@ -21,19 +21,18 @@ if TYPE_CHECKING:
 WHOLE_MACHINE = "whole-machine"
 """Work queue of prefect.yaml for runs that use all cores; one run at a time."""
 SILENT_S = 120
-"""Seconds without a heartbeat, of which four were due, until a run counts as crashed."""
+"""Seconds without a heartbeat until a run counts as crashed; four heartbeats are due by then."""
 NOTIFIED = "entente-alerts"
-"""Name of the notification block that alerts are sent to, if the user has made one."""
+"""Name of the notification block for alerts, which the user may create."""
 RECOVERED = ("prefect.flow-run.Crashed", "prefect.flow-run.Failed", "prefect.flow-run.TimedOut")
-"""Events after which a training run is recovered."""
+"""Events that trigger recovery of a training run."""
 
 ANSWERS_WITHIN_S, TRIES_AGAIN = 30.0, 3
-"""Seconds in which the server must answer, and how often it is asked again: on a busy machine SQLite may be locked for many
-seconds."""
+"""Time limit of a request in seconds, and number of retries: on a busy machine SQLite may be locked for many seconds."""
 
 
 def apply(client: "SyncPrefectClient") -> list[str]:
-    """Create and update the server's automations; one line for each that was changed."""
+    """Create and update the server's automations. Returns a line for each that changed."""
     from prefect.events.schemas.automations import AutomationCore
 
     deployments = {each.entrypoint: each.id for each in client.read_deployments()}
@@ -45,18 +44,18 @@ def apply(client: "SyncPrefectClient") -> list[str]:
     there = {each.name: each for each in client.read_automations()}
     lines = []
     for each in map(AutomationCore.model_validate, wanted):
-        found = there.get(each.name)
-        if found is None:
+        old = there.get(each.name)
+        if old is None:
             client.create_automation(each)
             lines.append(f"{each.name}: made")
-        elif AutomationCore.model_validate(found.model_dump()) != (kept := each.model_copy(update={"enabled": found.enabled})):
-            client.update_automation(found.id, kept)
+        elif AutomationCore.model_validate(old.model_dump()) != (kept := each.model_copy(update={"enabled": old.enabled})):
+            client.update_automation(old.id, kept)
             lines.append(f"{each.name}: brought up to date")
     return lines
 
 
 def limit_queue(client: "SyncPrefectClient", pool: str) -> bool:
-    """Limit the queue for whole machines to one run, unless it has a limit. Returns whether it was changed."""
+    """Limit the queue for whole machines to one run, unless it has a limit. Returns True if it changed."""
     for queue in client.read_work_queues(work_pool_name=pool):
         if queue.name == WHOLE_MACHINE and queue.concurrency_limit is None:
             client.update_work_queue(queue.id, concurrency_limit=1)
@@ -65,7 +64,7 @@ def limit_queue(client: "SyncPrefectClient", pool: str) -> bool:
 
 
 def crash_silent_runs() -> dict[str, Any]:
-    """A flow run whose heartbeats stop counts as crashed: its slots are freed, and the recovery automation sees it."""
+    """Marks a flow run whose heartbeats stop as crashed: Prefect frees its slots, and the recovery automation starts."""
     ends = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "TimedOut", "Crashed", "Cancelled", "Paused")]
     return _automation(
         "Entente: a run without a sign of life has crashed",
@@ -92,7 +91,7 @@ def crash_silent_runs() -> dict[str, Any]:
 
 
 def recover_lost_runs(recovery: str) -> dict[str, Any]:
-    """After a training run crashed or failed, the deployment with id `recovery` runs."""
+    """Starts the deployment with id `recovery` after a training run crashed or failed."""
     flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
     return _automation(
         "Entente: look after a training run that was lost",
@@ -119,7 +118,7 @@ def recover_lost_runs(recovery: str) -> dict[str, Any]:
 
 
 def pass_on_alerts(block: str | None) -> list[dict[str, Any]]:
-    """Alerts, and work pools without a worker, go to the notification block. Without one the server's page shows them."""
+    """Sends alerts, and work pools without a worker, to the notification block; without one the UI shows them."""
 
     def send(subject: str, body: str) -> list[dict[str, Any]]:
         if block is None:
@@ -151,7 +150,7 @@ def server_client() -> Iterator["SyncPrefectClient"]:
     """Prefect's client of the server at PREFECT_API_URL, with the key in PREFECT_API_AUTH_STRING, if there is one.
 
     Raises:
-        InputError: from the block: the server does not answer, or refuses.
+        InputError: raised from the block if the server does not answer or refuses.
     """
     import httpx
     from prefect.exceptions import PrefectException
@@ -180,7 +179,7 @@ def _notification_block(client: "SyncPrefectClient") -> str | None:
 
 
 def main() -> int:
-    """The command in the module's docstring; the server's key is in PREFECT_API_AUTH_STRING. Returns the exit code."""
+    """The command in the module's docstring. Returns the exit code."""
     try:
         if not (api := os.environ.get("PREFECT_API_URL")):
             raise InputError("set PREFECT_API_URL to the server's address, such as http://server.internal:4200/api")

@@ -1,4 +1,4 @@
-"""Prefect's SQLite database: whether a server of this Prefect can open it, and whether its disk has room.
+"""Checks Prefect's SQLite database: whether the installed Prefect can open it, and whether its disk has free space.
 
 A server that cannot open or write its database answers late and without the reason. So commands examine the file, read-only.
 """
@@ -21,12 +21,12 @@ _URLS = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECT
 _NO_FILE = (*_URLS, "PREFECT_SERVER_DATABASE_DRIVER", "PREFECT_SERVER_DATABASE_HOST")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _SCARCE = 2**26
-"""Free bytes under which a write is tried. The figure alone does not tell: the system's own reserve counts as not free."""
+"""Free bytes below which a test write decides: the figure excludes the reserve of the system."""
 _TRIED = 2**18
 
 
 def database_file() -> Path | None:
-    """The database of a server that is started here; None if the user has named another."""
+    """The database of a server that commands start here; None if the user has configured another."""
     url = next((value for name in _URLS if (value := os.environ.get(name))), "")
     if url.startswith("sqlite") and ":///" in url and ":memory:" not in url:
         return Path(url.partition(":///")[2].partition("?")[0])
@@ -57,7 +57,7 @@ def check_database() -> None:
 
 
 def _examine(file: Path) -> tuple[str, list[str]]:
-    """ "ok" or what is damaged, and the revisions of the tables; none where they are not made yet."""
+    """("ok" or what is damaged, revisions of the tables; none before they are created)."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as database:
             (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
@@ -66,14 +66,14 @@ def _examine(file: Path) -> tuple[str, list[str]]:
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorname.startswith(_DAMAGED):
             return str(error), []
-        if isinstance(error, sqlite3.OperationalError):  # busy, or not to be read: the server's start says which
+        if isinstance(error, sqlite3.OperationalError):  # busy or unreadable: the start of the server reports which
             return "ok", []
         raise
     return verdict, [revision for (revision,) in rows]
 
 
 def check_room() -> None:
-    """Check that the database can grow, if the server in use is on this machine.
+    """Check that the disk of the database is not full, if the server in use is on this machine.
 
     Raises:
         DiskFullError: its disk is full.
@@ -93,9 +93,9 @@ def check_room() -> None:
 
 
 def _is_known(revision: str) -> bool:
-    """Whether the installed Prefect has the migration that made this revision; also where its migrations are elsewhere."""
-    found = find_spec("prefect")
-    folders = found.submodule_search_locations if found else None
+    """True if the installed Prefect has the migration of this revision, or keeps its migrations elsewhere."""
+    package = find_spec("prefect")
+    folders = package.submodule_search_locations if package else None
     files = [*Path((folders or [""])[0]).glob("server/database/_migrations/versions/sqlite/*.py")]
     made = re.compile(rf"^revision\b.*[\"']{re.escape(revision)}[\"']", re.MULTILINE)
     return not files or any(made.search(each.read_text(encoding="utf-8")) for each in files)

@@ -1,7 +1,7 @@
-"""Whose Prefect server it is: the folder in which the runs of its deployments start, and the folder of the process behind a port.
+"""Which checkout a Prefect server belongs to: the working folder of its deployments, and of the process behind a port.
 
-Two checkouts have deployments of the same names. Deploying the second to the server of the first would move all of them, and the
-recovery of the first one's runs.
+Two checkouts have deployments of the same names. Deploying the second to the server of the first would move all of them,
+including the recovery of the first one's runs.
 """
 
 from collections.abc import Iterable
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 _STEP = "prefect.deployments.steps.set_working_directory"
-"""Step of a deployment that names the folder in which a worker starts its runs."""
+"""Step of a deployment that names the working folder of its runs."""
 
 
 def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable["DeploymentResponse"], *, moved: bool) -> None:
-    """Check that the server's deployments of these entrypoints run in the working folder, or are not there yet.
+    """Check that the server's deployments of these entrypoints run in the current folder, or do not exist yet.
 
     Args:
-        moved: the server is this folder's own: deployments of a folder that is gone are from before it was renamed.
+        moved: the server belongs to this folder, so deployments of a missing folder date from before a rename.
 
     Raises:
         InputError: they run in another folder.
@@ -39,7 +39,7 @@ def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable
 
 
 def folder_behind(port: int) -> str:
-    """The working folder of the process that listens on a port of this machine; empty if the system does not say."""
+    """The working folder of the process that listens on a port of this machine; empty if unknown."""
     with suppress(psutil.Error):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:

@@ -1,7 +1,7 @@
 """Sets the environment variables of Prefect and other libraries before they are imported.
 
-Prefect then logs little, sends no telemetry and has its database in the working folder. Variables that the user has set are kept,
-except those that would change what a run means; those that name hosts without a proxy are extended by this machine.
+Prefect then logs little, sends no telemetry and keeps its database in the working folder. Variables set by the user win, except
+those that would change the meaning of a run. This machine is added to the hosts that need no proxy.
 """
 
 import os
@@ -57,8 +57,8 @@ _PINNED = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "true",
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true",
 }
-"""Variables that the user's never replace, because they would change what a run means. `PINNED` in flows/given_parameters.py has
-the options of flows."""
+"""Variables that override the user's, which would change the meaning of a run. `PINNED` in flows/given_parameters.py has the
+options of flows."""
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -71,7 +71,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def prepare_environment(*, debug: bool) -> None:
-    """Set the variables that are not set. With `debug`, libraries keep their own logging and warnings."""
+    """Set the variables. With `debug`, libraries keep their own logging and warnings."""
     _keep_proxies_from_this_machine()
     os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
     try:
@@ -89,15 +89,15 @@ def prepare_environment(*, debug: bool) -> None:
 
 
 def _keep_proxies_from_this_machine() -> None:
-    """Where a proxy is set, exempt this machine from it: the proxy cannot reach it, and would be sent the server's key.
+    """Exempt this machine from a proxy, which cannot reach it and would receive the server's key.
 
-    Libraries read either spelling of the variable. None is set without a proxy: it would hide the proxy of a macOS system.
+    Libraries read either spelling of the variable. Without a proxy set neither: it would hide the proxy of a macOS system.
     """
     spellings = ("no_proxy", "NO_PROXY")
     if not any(name.lower().endswith("_proxy") and name not in spellings for name in os.environ):
         return
-    given = [os.environ.get(name, "") for name in spellings]
-    for name, hosts in zip(spellings, (given[0] or given[1], given[1] or given[0]), strict=True):
+    values = [os.environ.get(name, "") for name in spellings]
+    for name, hosts in zip(spellings, (values[0] or values[1], values[1] or values[0]), strict=True):
         words = [host.strip() for host in hosts.split(",") if host.strip()]
         if words != ["*"]:  # that exempts every host, but only where it is alone
             words += [*LOOPBACK, "0.0.0.0", socket.gethostname().lower()]

@@ -1,6 +1,6 @@
 """The Prefect server of a command: the user's server, or one of our own that runs as long as the command.
 
-Prefect can start a temporary server, but a killed command would leave it running. Ours ends with the command in every case. Its
+Prefect can start a temporary server, but a killed command would leave it running. Ours always stops with the command. Its
 database is in Prefect's home, so `prefect server start` shows the runs later.
 """
 
@@ -29,24 +29,24 @@ _ANSWERS_WITHIN_S = 10.0
 _HANDS_OVER_WITHIN_S = 10.0
 _STARTS_WITHIN_S = "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"
 _ended: set[str] = set()
-"""Addresses of our own servers that have ended: a notebook calls several commands in one process, each with a server."""
+"""Addresses of our own stopped servers: a notebook calls several commands in one process, each with a server."""
 
 
 @contextmanager
 def prefect_server() -> Iterator[None]:
-    """Within the block a Prefect server answers, and Prefect's settings have its address."""
+    """Within the block a Prefect server runs, and Prefect's settings have its address."""
     from prefect.settings import get_current_settings
 
-    given = get_current_settings().api.url
-    if given and given not in _ended:
-        send_key(given)
+    configured = get_current_settings().api.url
+    if configured and configured not in _ended:
+        send_key(configured)
         _reload_settings()
-        _check(given)
+        _check(configured)
         yield
         return
     os.environ.pop("PREFECT_API_URL", None)
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
-    # Two servers that start at once without a database would both create its tables. After the time limit the second starts too.
+    # Two servers that start at once without a database would both create its tables. The second waits, up to the time limit.
     with held(log.with_name("server.starting"), wait_s=_limit_s()):
         process, address = _start(log)
     try:
@@ -62,7 +62,7 @@ def prefect_server() -> Iterator[None]:
 
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a server of our own that writes `log`, and wait until it answers; its process and address."""
+    """Start our own server, which writes `log`, and wait until it answers. Returns process and address."""
     check_home()
     check_database()
     want_key()
@@ -74,7 +74,7 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            # Ctrl-C reaches the command alone, which must still be able to tell the server how its run ended.
+            # Ctrl-C must reach the command alone, which then reports the end of its run to the server.
             start_new_session=True,
             # The log is not as quiet as the terminal.
             env={name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING_")},
@@ -88,7 +88,7 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def check_home() -> None:
-    """Check that a server on this machine can have its files in Prefect's home.
+    """Check that a server on this machine can write to Prefect's home.
 
     Raises:
         InputError: names the folder and the cure.
@@ -114,10 +114,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _check(address: str) -> None:
     from prefect.settings import get_current_settings
 
-    given = get_current_settings().api
+    api = get_current_settings().api
     check_address(address)
-    key = given.auth_string.get_secret_value() if given.auth_string else ""
-    if not given.key and who_answers(address, key) == "refuses":
+    key = api.auth_string.get_secret_value() if api.auth_string else ""
+    if not api.key and who_answers(address, key) == "refuses":
         raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
 
 
@@ -125,7 +125,7 @@ def check_address(address: str) -> None:
     """Check that the API of a Prefect server answers at `address`, whatever key it wants.
 
     Raises:
-        InputError: it does not; with the address that was meant, if one answers there.
+        InputError: it does not; suggests the right address, if a server answers there.
     """
     import httpx
 
@@ -147,11 +147,11 @@ def check_address(address: str) -> None:
 
 
 def who_answers(address: str, key: str = "", within_s: float = _ANSWERS_WITHIN_S) -> Literal["accepts", "refuses", "other"]:
-    """Whether a Prefect server answers at `address` and accepts `key`; an empty key: requests without one.
+    """Whether a Prefect server answers at `address` and accepts `key`; "" sends requests without a key.
 
     Raises:
-        httpx.HTTPError: nothing answers, or with an error of the server's own.
-        httpx.InvalidURL: `address` is none.
+        httpx.HTTPError: nothing answers, or the server fails.
+        httpx.InvalidURL: `address` is malformed.
     """
     import httpx
 
@@ -172,11 +172,11 @@ def who_answers(address: str, key: str = "", within_s: float = _ANSWERS_WITHIN_S
 
 @contextmanager
 def prefect_client(address: str, key: str, *, within_s: float, retries: int) -> Iterator["SyncPrefectClient"]:
-    """Prefect's client of the server at `address`, whose key is empty if it wants none."""
+    """Prefect's client of the server at `address`; `key` is "" if it requires none."""
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    # What is sent to this machine, such as the key, never goes through a proxy that the environment names.
+    # Requests to this machine, which include the key, bypass a proxy of the environment.
     http = {"timeout": within_s, "trust_env": urlsplit(address).hostname not in LOOPBACK}
     retried = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries})
     with retried, SyncPrefectClient(address, auth_string=key or None, httpx_settings=http) as client:
@@ -184,7 +184,7 @@ def prefect_client(address: str, key: str, *, within_s: float, retries: int) -> 
 
 
 def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    """Return once the server of `process`, which writes `log`, answers at `address`."""
+    """Wait until the server of `process`, which writes `log`, answers at `address`."""
     import httpx
 
     limit = _limit_s()
@@ -193,7 +193,7 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
         if process.poll() is not None:
             raise InputError(
                 f"the Prefect server did not come up (exit code {process.returncode}): {_last_words(log)}; "
-                f"`entente doctor` looks for what does not fit, {log} has all"
+                f"`entente doctor` checks the environment, the log is {log}"
             )
         try:
             who_answers(address, within_s=1.0)
@@ -201,7 +201,7 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
         except httpx.HTTPError as error:
             if time.monotonic() > until:
                 raise InputError(
-                    f"the Prefect server did not answer within {limit:g} s ({error}): give it more with {_STARTS_WITHIN_S}"
+                    f"the Prefect server did not answer within {limit:g} s ({error}): raise {_STARTS_WITHIN_S}"
                 ) from error
             time.sleep(0.1)
 
@@ -211,7 +211,7 @@ def _limit_s() -> float:
 
 
 def _flush_prefect() -> None:
-    """Have Prefect's threads send the last states and log lines; without a server they would retry for a minute."""
+    """Make Prefect's threads send the last states and log lines; without a server they would retry for a minute."""
     from prefect.events.worker import EventsWorker
     from prefect.logging.handlers import APILogWorker
 
@@ -220,14 +220,12 @@ def _flush_prefect() -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last error in the server's log, or its last line."""
     lines = log.read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
-    return (errors or lines or ["it said nothing"])[-1].strip()
+    return (errors or lines or ["the log is empty"])[-1].strip()
 
 
 def _reload_settings() -> None:
-    """Have Prefect read the environment again."""
     from prefect.context import refresh_global_settings_context
 
     refresh_global_settings_context()

@@ -1,11 +1,11 @@
 """Main of a Prefect server that `entente` starts: serves on an inherited socket until SIGTERM.
 
-    python -m entente.prefect_server.serve FD PARENT    the server of one command, without pages and schedules; ends with PARENT
+    python -m entente.prefect_server.serve FD PARENT    the server of one command, without UI and schedules; ends with PARENT
     python -m entente.prefect_server.serve FD           the server of `entente up`
 
-It collects garbage in a thread of its own. Python collects in whatever thread allocates, in a server mostly the event loop.
-Finalising a database statement waits for the thread that uses its connection. Where SQLite's database is locked, that thread
-waits for a transaction that only the event loop can end, until SQLite gives up after a minute with "database is locked".
+It collects garbage in a separate thread. By default Python collects in the thread that allocates, in a server mostly the event
+loop. There, finalising a database statement waits for the thread that uses its connection; if SQLite's database is locked, that
+thread waits for a transaction that only the event loop can end, until SQLite fails after a minute with "database is locked".
 """
 
 import gc
@@ -19,11 +19,11 @@ from entente.telemetry.child import end_with_parent
 
 BEAT_S = 0.5
 _OFTEN, _SELDOM = 10, 120
-"""Beats between two collections of the middle and of the oldest generation."""
+"""Beats between collections of the middle and of the oldest generation."""
 
 
 def collect_in_thread() -> threading.Thread:
-    """Start the thread that collects garbage; it runs until the process ends."""
+    """Collect garbage in a thread until the process ends."""
     gc.disable()
     thread = threading.Thread(target=_collect, name="garbage", daemon=True)
     thread.start()
@@ -39,7 +39,6 @@ def _collect() -> None:
 
 
 def main(descriptor: int, parent: int | None = None) -> None:
-    """Serve until SIGTERM, or until the process `parent` ends."""
     os.umask(0o077)  # the database has the parameters of all runs
     if parent is not None:
         end_with_parent(gently=True, parent=parent)

@@ -1,7 +1,7 @@
 """The key of the Prefect server on this machine. Whoever has it can start runs there, and so run programs as the server's user.
 
-The key is in Prefect's home, in a file that only its owner can read. A server that `entente` starts requires it. Commands and
-workers send it to servers on this machine only. If the user has set Prefect's own authentication string, that is used instead.
+The key is a file in Prefect's home that only its owner can read. A server that `entente` starts requires it. Commands and workers
+send it to servers on this machine only. Prefect's own authentication string, if set, takes precedence.
 """
 
 import os
@@ -18,22 +18,22 @@ _USER = "entente"
 
 
 def key_file() -> Path:
-    """File of the key; it exists after the first start of a server."""
+    """The file exists after the first start of a server."""
     return Path(os.environ["PREFECT_HOME"]) / "key"
 
 
 def send_key(address: str) -> None:
-    """Set the key for this process and its children, if the server at `address` is on this machine and a key exists."""
+    """Send the key from this process and its children, if the server at `address` is on this machine and a key exists."""
     if os.environ.get(_SENT):
         return
-    if given := os.environ.get(_WANTED):
-        os.environ[_SENT] = given
+    if key := os.environ.get(_WANTED):
+        os.environ[_SENT] = key
     elif urlsplit(address).hostname in LOOPBACK and key_file().is_file():
         os.environ[_SENT] = _read()
 
 
 def want_key() -> str:
-    """Set and return the key that the next server requires; this process sends it too. A missing key is created."""
+    """Create a missing key. Set and return the key that the next server requires and this process sends."""
     if not (os.environ.get(_SENT) or os.environ.get(_WANTED)) and not key_file().is_file():
         _make()
     send_key("http://127.0.0.1")
@@ -41,7 +41,7 @@ def want_key() -> str:
 
 
 def _make() -> None:
-    """Create the key in a file that only its owner can read, unless another process is faster."""
+    """Create the file of the key, unless another process was faster."""
 
     def write(aside: Path) -> None:
         aside.touch(mode=0o600)
