@@ -1,6 +1,6 @@
-"""Which version of the state cache a run starts from, where its settings name the newest refresh.
+"""Resolves "newest" in the settings of the state cache to a version.
 
-A refresh records its settings in a file beside the caches, so neither a clock nor file times decide which one is the newest.
+A refresh records its settings in a file next to the caches, so the newest one does not depend on clocks or file times.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from storage.runs import CACHE_FOLDER
 
 
 def with_cache_version(settings: RunSettings, *, resume: bool = False) -> RunSettings:
-    """`settings` with a version of the state cache in place of "newest". A resumed run keeps the version that it began with."""
+    """Replace "newest" by a version of the state cache. A resumed run keeps its version."""
     cache = settings.cache
     if cache.from_run != NEWEST:
         return settings
@@ -27,15 +27,14 @@ def with_cache_version(settings: RunSettings, *, resume: bool = False) -> RunSet
 
 
 def newest_refresh(root: Path, settings: CacheSettings) -> CacheSettings:
-    """Settings of the newest refresh with the scripted settings of `settings`; those where no such refresh is published."""
+    """Settings of the newest published refresh with the same scripted settings; without one, the scripted settings."""
     try:
         newest = CacheSettings.model_validate(kept_object(newest_file(root, settings)))
-    except ValidationError:  # damaged, or of another version: the next refresh writes it again
+    except ValidationError:  # damaged, or of another release: the next refresh rewrites it
         return settings.scripted
     usable = newest.scripted == settings.scripted and find_cache(root, newest) is not None
     return newest if usable else settings.scripted
 
 
 def newest_file(root: Path, settings: CacheSettings) -> Path:
-    """The file with the settings of the newest refresh of a cache."""
     return root / f"newest-{version_name(settings.scripted)}.json"

@@ -1,4 +1,4 @@
-"""Checks across rooms: settings that contradict each other are refused with both values and a cure."""
+"""Checks across packages: an error names contradicting settings, their values and a cure."""
 
 from entente.game.players import check_player
 from entente.inference.engine_cards import engine_family
@@ -14,7 +14,7 @@ from storage.settings import StorageSettings
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Check that settings do not contradict each other, and that what they name exists; see `check_objective`.
+    """Check that settings do not contradict each other, and that players, loss and rewards exist.
 
     Raises:
         InputError: names the settings, their values and the cure.
@@ -59,10 +59,10 @@ def check_settings(settings: RunSettings) -> None:
 
 
 def check_objective(settings: RunSettings) -> None:
-    """Check that the loss and the reward components exist, here or in an installed package. The loss is not loaded.
+    """Check that the loss and the reward components exist, here or in an installed package. Does not load the loss.
 
     Raises:
-        InputError: names it, its package if there is one, and the cure.
+        InputError: names it, its package if any, and the cure.
     """
     check_blend(settings.storage.blend)
     try:
@@ -70,13 +70,13 @@ def check_objective(settings: RunSettings) -> None:
     except InputError as error:
         raise InputError(f"training.loss: {error}") from error
     if settings.storage.selection:
-        from storage.index import check_selection  # DuckDB is loaded only where it is needed
+        from storage.index import check_selection  # imports DuckDB only where needed
 
         check_selection(settings.storage)
 
 
 def try_loss(name: str) -> None:
-    """Load and try a user's own loss. This loads torch, which then takes no other number of threads.
+    """Load and try a user's own loss. Imports torch, so set its number of threads before.
 
     Raises:
         InputError: the loss cannot be used.
@@ -122,11 +122,6 @@ def _check_slots(settings: RunSettings) -> None:
 
 
 def _check_pipeline(pipeline: PipelineSettings, storage: StorageSettings) -> None:
-    """Check the `pipeline` settings.
-
-    Raises:
-        InputError: names the settings, their values and the cure.
-    """
     if pipeline.buffer_depth > storage.max_policy_lag:
         raise InputError(
             f"pipeline.buffer_depth {pipeline.buffer_depth} exceeds storage.max_policy_lag {storage.max_policy_lag}: "

@@ -1,6 +1,6 @@
-"""Finds a run's model and cards on this machine, and checks that the one fits the other, before anything heavy starts.
+"""Finds a run's model and GPUs on this machine, and checks that the model fits, before anything heavy starts.
 
-Neither torch nor Prefect is loaded. For a hub id only an earlier download is found; a plan asks the hub whether it has the model.
+Imports neither torch nor Prefect. A hub id resolves to an earlier download only; a plan asks the hub whether it has the model.
 """
 
 from pathlib import Path
@@ -27,20 +27,20 @@ from storage.run_base import check_base
 from storage.runs import MODEL_FOLDER, RunPaths
 
 TINY = "tiny"
-"""Name of the small model that is made on this machine."""
+"""Name of the small model that a run makes itself."""
 
 
 def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
-    """Check that the model fits the memory of this machine and its cards; returns the cards that the run takes.
+    """Check that the model fits the memory of this machine and its cards. Returns the cards of the run.
 
-    The memory of a model that is not downloaded yet is not checked.
+    Does not check the memory of a model that is not downloaded yet.
 
     Args:
         trains: include the trainer.
 
     Raises:
-        InputError: it does not fit, and the sentence names the memory needed and the setting to lower; its family is unknown or
-            does not offer `training.lora_targets`; vLLM has no LoRA for it; or see `run_cards`.
+        InputError: it does not fit (names the memory needed and the setting to lower); its family is unknown or lacks
+            `training.lora_targets`; vLLM has no LoRA for it; or see `run_cards`.
     """
     cards = run_cards(settings, trains=trains)
     machine = this_machine(cards)
@@ -52,13 +52,13 @@ def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
 
 
 def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
-    """The cards that engine and trainer of this run take on this machine; none on a CPU.
+    """The cards of engine and trainer on this machine; none on a CPU.
 
     Args:
-        trains: there is a trainer.
+        trains: include the trainer.
 
     Raises:
-        InputError: `training.device` or another setting asks for a card that is not there.
+        InputError: `training.device` or another setting asks for a card that does not exist.
     """
     inference, training = settings.inference, settings.training
     draws = computes_on_card(inference)
@@ -87,29 +87,29 @@ def model_here(name: str) -> Path | None:
 
 
 def model_for_plan(name: str) -> Path | None:
-    """Like `model_here`, and if the model is not downloaded, checks that the hub has it.
+    """Like `model_here`; if the model is not downloaded, check that the hub has it.
 
     Raises:
         InputError: see `model_here`; or the hub does not have the model or does not answer.
     """
-    found = model_here(name)
-    if found is None:
+    folder = model_here(name)
+    if folder is None:
         ask_hub(name)
-    return found
+    return folder
 
 
 def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
-    """Folder of the base model of the run `run`, which has these settings.
+    """Folder of the base model of `run`, which has these settings.
 
     Raises:
-        InputError: it is no longer on this machine, or not as the run began with it.
+        InputError: it is no longer on this machine, or differs from the one that the run started with.
     """
     name = settings.inference.model
-    found = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
-    if found is None:
+    folder = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    if folder is None:
         raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
-    check_base(RunPaths(runs_root / run), found)
-    return found.resolve()
+    check_base(RunPaths(runs_root / run), folder)
+    return folder.resolve()
 
 
 def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | None:
@@ -121,7 +121,7 @@ def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | No
 
 
 def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
-    """The shape of the model that `recipe` makes, with its whole vocabulary. A test compares it with a real one."""
+    """The shape of the model that `recipe` makes, with its full vocabulary. A test compares it with a real one."""
     heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
     inner, width = 3 * recipe.hidden, 32
     block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
@@ -157,7 +157,7 @@ def check_length(settings: InferenceSettings, positions: int | None, name: str) 
     """Check that inference.max_model_length fits the model `name`.
 
     Args:
-        positions: the longest sequence that it reads; None: not known.
+        positions: longest sequence of the model; None if unknown.
 
     Raises:
         InputError: it is longer.
@@ -170,8 +170,7 @@ def check_length(settings: InferenceSettings, positions: int | None, name: str) 
 
 
 def trainer_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine | None = None) -> int:
-    """Main memory of the trainer's process at least, bytes; with `machine` that with a full micro-batch there. 0 if the shape is
-    not known."""
+    """Lower bound of the trainer's main memory, bytes; with `machine`, including a full micro-batch. 0 for an unknown shape."""
     if shape is None:
         return 0
     training = settings.training
@@ -187,7 +186,7 @@ def trainer_bytes(settings: RunSettings, shape: ModelShape | None, machine: Mach
 
 
 def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
-    """GPU memory of the trainer for one micro-batch at least, bytes; 0 if it uses no GPU or the shape is not known."""
+    """Lower bound of the trainer's GPU memory for one micro-batch, bytes; 0 without a GPU or if the shape is unknown."""
     training = settings.training
     if shape is None or not machine.trainer_gpu[1] or training.device == "cpu":
         return 0

@@ -1,6 +1,6 @@
-"""Makes the settings of a run from layers, later ones win: a preset, TOML files, command-line flags.
+"""Builds the settings of a run from layers, later ones win: a preset, TOML files, command-line flags.
 
-The resolved tree is written to the run's folder; a resumed run starts from it.
+A run stores the resolved tree in its folder; a resumed run starts from it.
 """
 
 import json
@@ -32,13 +32,13 @@ from storage.ledger import check_ledgers
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 
 _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
-_LONGEST_SHOWN = 300  # a query of `storage.selection` may have pages
+_LONGEST_VALUE = 300  # a query of `storage.selection` may have pages
 _WIDEST = 1 << 20  # of models, a hundred times over
 _PRESETS = Path(__file__).with_name("presets")
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
-    """The tree of values in a TOML file of settings. Names and values are not checked.
+    """The tree of values in a TOML file of settings. Does not check names and values.
 
     Raises:
         InputError: the file cannot be read, or is not TOML.
@@ -51,7 +51,6 @@ def read_settings_file(file: Path) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    """Names of the presets, sorted."""
     return sorted(file.stem for file in _PRESETS.glob("*.toml"))
 
 
@@ -62,10 +61,10 @@ def _preset_tree(preset: str) -> dict[str, Any]:
 
 
 def deployed_preset(preset: str, over: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A build step of `prefect deploy`: the values of a preset, with those of `over` over them, as the parameter `settings`.
+    """A build step of `prefect deploy`: the parameter `settings` from a preset, overridden by `over`.
 
-    They stand in the deployment, because Prefect's page sends every value of its form: a preset that a flow laid under them could
-    not tell a default from a choice.
+    The deployment stores all values, because Prefect's UI sends every value of its form: a flow could not distinguish a default
+    from a choice.
 
     Raises:
         InputError: there is no such preset.
@@ -95,8 +94,8 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
 
 
 def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tree with the usual rate of its model's width, where no layer over the preset names a rate, and the width is not that
-    of the preset's model. A model has one rate, whether it is named as a folder, by its hub id or by its recipe."""
+    """Set the usual learning rate for the width of the model, if only the preset sets a rate and its model has another width.
+    A model has one rate, whether a folder, a hub id or a recipe names it."""
     rated = any("learning_rate" in training for layer in layers[1:] if isinstance(training := layer.get("training"), Mapping))
     preset, name = _name_of_base(layers[0]), _name_of_base(tree)
     if rated or not name or (name == preset and name != TINY):
@@ -110,7 +109,7 @@ def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]
 
 
 def _rate_in_presets(name: str) -> float | None:
-    """The rate of the preset that names this hub id: the usual one of its width, known without the hub."""
+    """The learning rate of the preset with this hub id, which needs no request to the hub."""
     trees = map(_preset_tree, preset_names())
     return next(
         (tree["training"]["learning_rate"] for tree in trees if may_be_hub_id(name) and _name_of_base(tree) == name), None
@@ -118,13 +117,13 @@ def _rate_in_presets(name: str) -> float | None:
 
 
 def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:
-    """Hidden width of the model that a settings tree names; None if it is not known, or not a width, which is refused later.
+    """Hidden width of the model in a settings tree; None if unknown or invalid, which a later check refuses.
 
     Args:
-        ask: read the config of a model that is not here from the hub.
+        ask: read the config of a model that is not downloaded from the hub.
 
     Raises:
-        InputError: the hub does not have it or does not answer.
+        InputError: the hub does not have the model or does not answer.
     """
     name, folder = _name_of_base(tree), _folder_of_base(tree)
     if name == TINY:
@@ -138,7 +137,7 @@ def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:
 
 
 def rate_warning(rate: float, width: int) -> str:
-    """A sentence where the rate is ten times off the usual one for a model of this hidden width; else empty."""
+    """A warning if the rate differs tenfold from the usual one for this hidden width; else ""."""
     usual = usual_rate(width)
     if usual / 10 < rate < usual * 10:
         return ""
@@ -146,20 +145,19 @@ def rate_warning(rate: float, width: int) -> str:
 
 
 def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
-    """The prompt settings of the base model that a settings tree names, if it was made here."""
+    """The prompt settings of the base model in a settings tree, if it was made here."""
     folder = _folder_of_base(tree)
     return None if folder is None else recipe_prompts(folder)
 
 
 def _name_of_base(tree: Mapping[str, Any]) -> str:
-    """The base model that a settings tree names; empty if it cannot name one, which is refused later."""
+    """The base model in a settings tree; "" if invalid, which a later check refuses."""
     inference = tree.get("inference")
     model = inference.get("model") if isinstance(inference, Mapping) else None
     return model if isinstance(model, str) and "\0" not in model else ""
 
 
 def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
-    """Folder of the base model that a settings tree names, if it is here."""
     name = _name_of_base(tree)
     if not name or name == TINY:
         return None
@@ -167,17 +165,17 @@ def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
 
 
 def check_prompts(settings: RunSettings) -> None:
-    """Check that a base model that was made here gets the prompts that it was made for.
+    """Check that a base model that was made here gets the prompts of its training.
 
     Raises:
         InputError: names the setting and both values.
     """
     made_for = _prompts_of_base({"inference": {"model": settings.inference.model}})
     for name in PromptSettings.model_fields if made_for is not None else ():
-        wanted, given = getattr(made_for, name), getattr(settings.prompts, name)
-        if name != "chat" and wanted != given:  # such a model has no chat template
+        wanted, value = getattr(made_for, name), getattr(settings.prompts, name)
+        if name != "chat" and wanted != value:  # such a model has no chat template
             raise InputError(
-                f"model '{settings.inference.model}' was made for prompts.{name} {wanted!r}, not for {given!r}: leave the "
+                f"model '{settings.inference.model}' was made for prompts.{name} {wanted!r}, not for {value!r}: leave the "
                 "setting out, or make a model for these prompts"
             )
 
@@ -209,7 +207,7 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
 
 
 def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
-    """Dotted name -> [before, after] of settings that differ and affect rows or weights."""
+    """Dotted name -> [before, after] of changed settings that affect rows or weights."""
     before, after = leaves(stored.model_dump(mode="json")), leaves(wanted.model_dump(mode="json"))
     differ = (name for name in before | after if before.get(name) != after.get(name))
     return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
@@ -223,7 +221,7 @@ def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
     """Check that a run may be resumed with the settings `wanted`.
 
     Raises:
-        InputError: a setting changed that may not; names it and both values.
+        InputError: a fixed setting changed; names it and both values.
     """
     for name, (before, after) in changed_settings(stored, wanted).items():
         if _rule(name) is STAYS:
@@ -234,7 +232,7 @@ def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
 
 
 def check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
-    """Refuse a name that is taken, or settings and ledgers that the resumed run cannot use. Repeat this under the run's lock."""
+    """Refuse a name that is taken, and settings or ledgers that a resumed run cannot use. Repeat this under the run's lock."""
     if resume:
         check_resumed(settings_of(settings.paths), settings)
         check_ledgers(settings.paths, settings.storage)
@@ -246,21 +244,21 @@ def check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
 
 
 def _in_short(value: Any) -> str:
-    """A value in a sentence; of a long one the beginning, and a hash that tells it from others."""
+    """A value in a sentence; a long one is cut and has a hash."""
     text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({sha256(text.encode()).hexdigest()[:8]})"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... ({sha256(text.encode()).hexdigest()[:8]})"
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value, of a tree whose names may be dotted."""
-    found: dict[str, Any] = {}
+    """Flatten a tree: dotted name -> value."""
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def settings_of(paths: RunPaths) -> RunSettings:
-    """The resolved settings of an existing run. Its name, its root and the path of its model are adapted to its current folder.
+    """The resolved settings of an existing run, with name, root and model path adapted to its current folder.
 
     Raises:
         InputError: there is no such run, or its settings cannot be used.
@@ -278,7 +276,7 @@ def settings_of(paths: RunPaths) -> RunSettings:
 
 
 def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
-    """The settings with paths adapted to the run's current folder, because a run may have been copied."""
+    """Adapt paths to the current folder of the run, which may have been copied."""
     root, model = paths.root.parent, settings.inference.model
     if settings.runs_root.parts and Path(model).is_relative_to(settings.runs_root):
         copied = root / Path(model).relative_to(settings.runs_root)
@@ -296,7 +294,7 @@ def one_sentence(error: ValidationError) -> str:
         meant = " or ".join(similar_names(name, known))
         text = f"there is no setting '{name}'" + (f"; did you mean {meant}?" if meant else "")
     elif first["type"] == "value_error":
-        # The message of a settings class's own check is enough. The input would be the whole table.
+        # The message of a class's own check suffices; the input would be the whole table.
         text = f"{name}: {first.get('ctx', {}).get('error', first['msg'])}".removeprefix(": ")
     else:
         text = f"{name}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first.get('input')!r}"
@@ -304,7 +302,7 @@ def one_sentence(error: ValidationError) -> str:
 
 
 def merge_layers(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree `base` with the values of `layer` over it, table by table."""
+    """Override `base` by `layer`, table by table."""
     merged = dict(base)
     for key, value in layer.items():
         inner = merged.get(key)

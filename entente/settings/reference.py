@@ -14,8 +14,6 @@ from entente.telemetry.setting_marks import ChangeRule, change_rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting."""
-
     name: str
     """Dotted name, as in a file or a flag."""
     kind: str
@@ -45,7 +43,6 @@ def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Itera
 
 
 def value_at(settings: RunSettings, name: str) -> str:
-    """The value of the setting with this dotted name, in TOML."""
     value: Any = settings
     for part in name.split("."):
         value = getattr(value, part)
@@ -88,10 +85,9 @@ def _table(settings: list[Setting], cut: int) -> str:
 
 
 def _kind(field: FieldInfo) -> str:
-    """The type in words, with its bounds."""
     words = _type_words(field.annotation)
-    found = ((sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in _BOUNDS.items())
-    bounds = [f"{sign} {bound if isinstance(bound, int) else f'{bound:g}'}" for sign, bound in found if bound is not None]
+    limits = ((sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in _BOUNDS.items())
+    bounds = [f"{sign} {bound if isinstance(bound, int) else f'{bound:g}'}" for sign, bound in limits if bound is not None]
     return f"{words}, {' and '.join(bounds)}" if bounds else words
 
 

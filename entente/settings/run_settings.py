@@ -1,4 +1,4 @@
-"""The settings tree of a run: the settings of each room under its name; `layers.py` makes it, `check_settings.py` checks it."""
+"""The settings tree of a run: a section per package. `layers.py` builds it, `check_settings.py` checks it."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
 ROLLOUT_TIMEOUT_S = 900.0
-"""Seconds after which a rollout task is cancelled and tried again; whole games with a search take minutes."""
+"""Seconds after which a rollout task is cancelled and retried; whole games with search take minutes."""
 
 
 class PipelineSettings(Settings):
@@ -87,18 +87,17 @@ class RunSettings(Settings):
         prompts = self.prompts
         if self.rollouts.policy_powers == "all" and "own_line" not in prompts.model_fields_set:
             fitted = dict(prompts) | {"own_line": "in_place"}
-            # Neither set counts it as given, so that flags of a command override a file only where they were typed.
+            # Not in either `model_fields_set`, so that only flags on the command line override a file.
             object.__setattr__(self, "prompts", PromptSettings.model_construct(prompts.model_fields_set, **fitted))
         return self
 
     @property
     def paths(self) -> RunPaths:
-        """The run's folder."""
         return RunPaths(self.runs_root / self.run)
 
     @property
     def plays(self) -> str:
-        """Hash of the settings on which rows depend. A process elsewhere may play for a run only if its hash is the run's."""
+        """Hash of the settings that determine rows. A process on another machine plays for a run only if the hashes are equal."""
         content = self.model_dump_json(include={"seed", "tiny_model", "cache", "prompts", "rollouts"})
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -108,5 +107,5 @@ class RunSettings(Settings):
         return self.threads_if(overlap=self.pipeline.buffer_depth > 0 and not self.inference.urls)
 
     def threads_if(self, *, overlap: bool) -> tuple[int, int]:
-        """CPU threads of (engine, trainer) where the two compute at the same time, or take turns."""
+        """CPU threads of (engine, trainer), which compute at the same time if `overlap`."""
         return plan_threads(cores=usable_cores(), engine=self.inference.threads, trainer=self.training.threads, overlap=overlap)
