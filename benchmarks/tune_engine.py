@@ -109,11 +109,11 @@ async def measure_candidates(
         }
         limit_s = start_limit_s(candidate.settings) + tuning.timeout_s
         child = await run_child("benchmarks.tuning_candidate", job, folder / f"candidate-{number}.log", limit_s=limit_s)
-        if child.found is None:
+        if child.answer is None:
             failed[candidate] = child
         else:
-            found[candidate] = child.found
-        words = f"{child.found['decisions_per_s']:,.1f} decisions/s" if child.found else f"failed: {child.why}"
+            found[candidate] = child.answer
+        words = f"{child.answer['decisions_per_s']:,.1f} decisions/s" if child.answer else f"failed: {child.why}"
         reporter().say(f"{number} of {len(candidates)}  {candidate.label(varied)}: {words}")
     return found, failed
 

@@ -109,11 +109,11 @@ async def _run_stage(job: Job, stage: Stage, run: Child) -> StageResult:
     child = await run(
         "benchmarks.smoke.smoke_test", job.as_object() | {"stage": stage.name}, log, limit_s=stage.limit_s, environment=hidden
     )
-    if child.found is None:
+    if child.answer is None:
         return StageResult(
             stage=stage.name, passed=False, sentence=child.why, advice=stage.advice, seconds=child.seconds, log=child.log
         )
-    result = StageResult(stage=stage.name, seconds=child.seconds, **child.found)
+    result = StageResult(stage=stage.name, seconds=child.seconds, **child.answer)
     return result if result.passed else replace(result, advice=result.advice or stage.advice, log=last_lines(log))
 
 

@@ -1,1 +1,1 @@
-"""Used by every room: the error tree, metric names and their sinks, timing, devices. Read `errors.py` first."""
+"""Used by every package: the error tree, metric names and their sinks, timing, devices. Read `errors.py` first."""

@@ -1,7 +1,7 @@
 """Rules over a run's metrics that raise alerts.
 
-Each rule examines the steps so far and returns a sentence or None. An alert is raised when its rule begins to hold, not while it
-continues to hold, and again if the rule holds after a step in which it did not.
+Each rule examines the steps so far and returns a sentence or None. A rule raises an alert when it fires after a step in which it
+did not.
 """
 
 import json
@@ -21,25 +21,23 @@ MISMATCH_TIMES = 10.0
 NO_SPREAD_SHARE = 0.9
 """Bound of the share of fresh advantage groups whose returns are all equal; such groups give no gradient."""
 STALLED_MINUTES = 30.0
-"""Minutes without a finished step after which a run counts as stalled."""
+"""Minutes without a finished step until a run counts as stalled."""
 NO_PROGRESS_STEPS = 100
-"""Steps without a rise of the mean return after which an alert is raised."""
+"""Steps without a rise of the mean return until an alert."""
 ENTROPY_FLOOR = 0.02
-"""Nats of mean entropy over legal sets below which the policy hardly tries anything new."""
+"""Lower bound of the mean entropy over legal sets, nats; below it the policy hardly explores."""
 RATIO_OFF = 3.0
-"""Bound of the 99th percentile of abs(ratio - 1): a ratio of 4 after a few updates says that the learning rate is too high."""
+"""Bound of the 99th percentile of abs(ratio - 1): a ratio of 4 after a few updates means that the learning rate is too high."""
 CLIPPED_SHARE = 0.25
 """Bound of the share of tokens that are clipped. The tiny model learns with a seventh clipped in its first steps."""
 DISK_FREE_GIB = 2.0
-"""GiB of free space for the run's folder below which an alert is raised."""
+"""Lower bound of free disk space for the run's folder, GiB."""
 _HISTORY = 512
 """Number of past steps that the rules examine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One alert."""
-
     name: str
     """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, no_spread, disk or worker_lost; the flow
     `recover-training` raises not_recovered."""
@@ -49,7 +47,6 @@ class Alert:
     sentence: str
 
     def as_json(self) -> str:
-        """One JSON object."""
         return json.dumps(asdict(self))
 
 
@@ -57,7 +54,7 @@ class Watch:
     """Applies the rules to one run; keeps the metrics of past steps."""
 
     def __init__(self, run: str, *, max_policy_lag: int, folders: Sequence[Path]) -> None:
-        """`folders`: of the run and of Prefect's database; the free space of their disks is checked."""
+        """`folders`: of the run and of Prefect's database, for the check of free disk space."""
         self._run, self._max_lag, self._folders = run, max_policy_lag, folders
         self._steps: list[Figures] = []
         self._step = 0
@@ -75,18 +72,18 @@ class Watch:
         }
 
     def step(self, step: int, figures: Figures) -> list[Alert]:
-        """Add a finished step. Returns the alerts that begin with it."""
+        """Add a finished step. Returns new alerts."""
         self._step = step
         self._steps = [*self._steps[1 - _HISTORY :], figures]
         self._holding.discard("stalled")
         return [alert for name, rule in self._rules.items() if (alert := self._raised(name, rule()))]
 
     def quiet(self, seconds: float) -> list[Alert]:
-        """Check for a stall, given the seconds since the last step, and for a filling disk. Returns the alerts that begin now."""
+        """Check for a stall, from the seconds since the last step, and for a full disk. Returns new alerts."""
         bound = 60 * STALLED_MINUTES
-        said = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
-        found = [self._raised("stalled", said), self._raised("disk", self._disk())]
-        return [alert for alert in found if alert]
+        sentence = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
+        alerts = [self._raised("stalled", sentence), self._raised("disk", self._disk())]
+        return [alert for alert in alerts if alert]
 
     def _raised(self, name: str, sentence: str | None) -> Alert | None:
         if sentence is None:

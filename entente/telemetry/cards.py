@@ -1,9 +1,9 @@
-"""The GPUs that this process may use, and which of them engine and trainer take.
+"""The GPUs that this process may use, and their assignment to engine and trainer.
 
-Everything is read from NVML and from package files, so no CUDA context is made and torch is not imported: a process that has
-initialised CUDA cannot fork, cannot be given other cards, and holds memory of a card. A card is named by its UUID, which means
-the same to NVML and CUDA; numbers count in PCI order, as `nvidia-smi` does. A slice of a card in MIG mode is a card of its own.
-Where a driver or a mode keeps a process from a card, torch and vLLM say so themselves.
+Reads NVML and package files only, without a CUDA context and without torch: a process that has initialised CUDA cannot fork,
+cannot switch to other cards, and holds memory of a card. The UUID identifies a card for NVML and CUDA; numbers are in PCI order,
+as in `nvidia-smi`. A slice of a card in MIG mode is a card of its own. If a driver or a mode denies a card to a process, torch
+and vLLM report it.
 """
 
 import os
@@ -23,8 +23,8 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 """CUDA's variable: the numbers or UUIDs of the cards that a process sees."""
 _HIDES_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values of `VARIABLE` that hide every card on purpose."""
-_found: list[str | None] = []
-"""`VARIABLE` as this process found it, once `take_cards` has changed it."""
+_original: list[str | None] = []
+"""The original value of `VARIABLE`, once `take_cards` has changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,58 +34,55 @@ class Card:
     uuid: str
     """'GPU-…' or 'MIG-…'."""
     index: int
-    """Number in PCI order; of a slice, its card's."""
+    """Number in PCI order; a slice has that of its card."""
     name: str
     total: int
-    """Memory, bytes; the machine's, where the card has none of its own."""
+    """Memory, bytes; that of the machine if the card has none of its own."""
     free: int
-    """Memory that nobody takes now, bytes."""
+    """Free memory, bytes."""
     driver: str
-    """Version of the driver."""
+    """Driver version."""
     mig: bool
-    """Whether it is a slice."""
+    """True for a slice."""
 
     @property
     def text(self) -> str:
-        """Its name for a sentence."""
         return f"MIG slice {self.uuid}" if self.mig else f"card {self.index} ({self.name})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
-    """The cards of a run on this machine."""
-
     engine: tuple[Card, ...] = ()
-    """Cards that the engine takes; none: it computes on the CPU or elsewhere."""
+    """Cards of the engine; empty if it computes on the CPU or elsewhere."""
     trainer: tuple[Card, ...] = ()
-    """Cards that the trainer takes, one for each process; none: it computes on the CPU."""
+    """Cards of the trainer, one per process; empty if it computes on the CPU."""
 
     @property
     def shared(self) -> bool:
-        """Whether engine and trainer take the same card."""
+        """True if engine and trainer share a card."""
         return bool({card.uuid for card in self.engine} & {card.uuid for card in self.trainer})
 
 
 def visible_cards(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[Card, ...]:
     """The cards that this process may use, in the order of `VARIABLE`, else in PCI order; () without NVML.
 
-    What `take_cards` left to this process does not count: it still tells the cards that the process was given.
+    Ignores `take_cards`: reports the cards that the process started with.
 
     Args:
-        nvml: the module `pynvml`, or a stand-in.
-        environ: the environment, of which `VARIABLE` is read.
+        nvml: the module `pynvml`, or a fake.
+        environ: environment with `VARIABLE`.
     """
     return _select(nvml, environ)[0]
 
 
 def take_cards(cards: Sequence[Card]) -> None:
-    """Leave only `cards` to this process and to those that it starts. Does nothing without cards.
+    """Restrict this process and its children to `cards`. Does nothing without cards.
 
-    CUDA reads the variable when it is initialised, so this comes before the first CUDA call of the process.
+    CUDA reads the variable when it is initialised, so call this before the first CUDA call of the process.
     """
     if cards:
-        if not _found:
-            _found.append(os.environ.get(VARIABLE))
+        if not _original:
+            _original.append(os.environ.get(VARIABLE))
         os.environ[VARIABLE] = ",".join(card.uuid for card in cards)
 
 
@@ -96,15 +93,15 @@ def plan_cards(
     tensor_parallel: int = 1,
     processes: int = 0,
 ) -> CardPlan:
-    """Who takes which of `cards`, given by place.
+    """Assign `cards` to engine and trainer.
 
     Args:
-        engine: places of the engine's cards; (): the first `tensor_parallel`; None: there is no engine on a card.
-        processes: processes of the trainer, each with a card: the first ones that the engine does not take, else the first; 0:
-            there is no trainer on a card.
+        engine: indices of the engine's cards; (): the first `tensor_parallel`; None: no engine on a card.
+        processes: processes of the trainer, with a card each: the first ones that the engine leaves, else the first of all;
+            0: no trainer on a card.
 
     Raises:
-        InputError: a place has no card, a card is named twice, or there are too few.
+        InputError: an index has no card, a card is named twice, or there are too few.
     """
     if not cards:
         return CardPlan()
@@ -128,11 +125,7 @@ def plan_cards(
 
 
 def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> None:
-    """Refuse a `VARIABLE` that names a card which this machine does not have; CUDA ignores it and all after it.
-
-    Raises:
-        InputError: it does.
-    """
+    """Raise InputError if `VARIABLE` names an unknown card; CUDA would silently ignore it and all cards after it."""
     if unknown := _select(nvml, environ)[1]:
         everything = visible_cards(nvml, environ={})
         listed = ", ".join(f"{card.index} {card.uuid}" for card in everything) or "none that can be used"
@@ -140,18 +133,18 @@ def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None)
 
 
 def unusable_cards(nvml: Any = None) -> list[str]:
-    """A sentence for each card of this machine that gives no name or memory, and so is not among the visible ones."""
+    """A sentence for each card whose name or memory NVML cannot read; such a card is not visible."""
     return _devices(nvml)[1]
 
 
 def torch_cuda() -> tuple[int, int] | None:
-    """Version of CUDA that the installed torch is built for, read from its files; None: built for none, or not installed."""
+    """CUDA version of the installed torch, read from its files; None for a CPU build or without torch."""
     try:
         file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
-        found = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+        version = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
     except (metadata.PackageNotFoundError, OSError):
         return None
-    return (int(found[1]), int(found[2])) if found else None
+    return (int(version[1]), int(version[2])) if version else None
 
 
 def _check_places(places: Sequence[int], cards: Sequence[Card], setting: str) -> None:
@@ -164,40 +157,39 @@ def _check_places(places: Sequence[int], cards: Sequence[Card], setting: str) ->
         )
 
 
-def _given(environ: Mapping[str, str] | None) -> str | None:
-    """`VARIABLE` as the process found it."""
-    return _found[0] if environ is None and _found else (os.environ if environ is None else environ).get(VARIABLE)
+def _original_value(environ: Mapping[str, str] | None) -> str | None:
+    return _original[0] if environ is None and _original else (os.environ if environ is None else environ).get(VARIABLE)
 
 
 def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, ...], str]:
     """(the visible cards, the first unknown part of `VARIABLE`)."""
-    given = _given(environ)
+    value = _original_value(environ)
     devices, _ = _devices(nvml)
-    if given is None or not devices:
+    if value is None or not devices:
         return tuple(card for device in devices for card in device), ""
-    if given.strip() in _HIDES_ALL:
+    if value.strip() in _HIDES_ALL:
         return (), ""
     chosen: dict[str, Card] = {}
-    for part in (part.strip() for part in given.split(",")):
+    for part in (part.strip() for part in value.split(",")):
         if part == "-1":
             break
-        found = _named(part, devices)
-        if found is None:  # CUDA ignores this part and all that follow
+        named = _named(part, devices)
+        if named is None:  # CUDA ignores this part and all that follow
             return tuple(chosen.values()), part
-        chosen |= {card.uuid: card for card in found}
+        chosen |= {card.uuid: card for card in named}
     return tuple(chosen.values()), ""
 
 
 def _named(part: str, devices: Sequence[Sequence[Card]]) -> Sequence[Card] | None:
-    """The cards that a number, a UUID or the unique beginning of one names; None: there is no such card."""
+    """The cards of a number, a UUID or a unique prefix of one; None if there is no such card."""
     if part.isdigit():
         return (devices[int(part)] or None) if int(part) < len(devices) else None
-    found = [card for cards in devices for card in cards if card.uuid.startswith(part)]
-    return found if len(found) == 1 and part.startswith(("GPU-", "MIG-")) else None
+    matching = [card for cards in devices for card in cards if card.uuid.startswith(part)]
+    return matching if len(matching) == 1 and part.startswith(("GPU-", "MIG-")) else None
 
 
 def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
-    """Of each card of this machine, in PCI order, itself or its slices, and why cards were left out; none without a driver."""
+    """(the card or its slices, for each card in PCI order; why cards are missing). Empty without a driver."""
     if nvml is None:
         import pynvml as nvml
     try:
@@ -207,7 +199,7 @@ def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
     devices, failures = list[Sequence[Card]](), list[str]()
 
     def usable(index: int, question: Callable[[], list[T]]) -> list[T]:
-        """Its answer, or [] and a failure: a card fell off the bus, or is not this user's, and others can still be used."""
+        """Records a failure and returns [] for a lost or forbidden card, so that others remain usable."""
         try:
             return question()
         except nvml.NVMLError as error:
@@ -226,7 +218,7 @@ def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
 
 
 def _parts(nvml: Any, index: int) -> list[tuple[Any, bool]]:
-    """The handle of a card, or those of its slices; each with whether it is a slice."""
+    """(handle, is a slice) of a card or of each of its slices."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     current, _ = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle), (nvml.NVML_DEVICE_MIG_DISABLE, 0))
     if current != nvml.NVML_DEVICE_MIG_ENABLE:
@@ -242,7 +234,7 @@ def _card(nvml: Any, handle: Any, mig: bool, index: int, driver: str) -> Card:
 
 
 def _memory(nvml: Any, part: Any) -> tuple[int, int]:
-    """Total and free bytes of a card. One that shares the machine's memory, such as the GB10, has none of its own in NVML."""
+    """Total and free bytes of a card. NVML reports none for one that shares the machine's memory, such as the GB10."""
     from pynvml import NVML_ERROR_NOT_SUPPORTED
 
     try:
@@ -258,7 +250,6 @@ def _memory(nvml: Any, part: Any) -> tuple[int, int]:
 
 
 def _ask(nvml: Any, question: Callable[[], T], otherwise: T) -> T:
-    """The answer of NVML, or `otherwise` where this card or driver has none."""
     try:
         return question()
     except nvml.NVMLError:

@@ -1,10 +1,10 @@
-"""Processes: children end with their parent, however it ended, so that no process or port is left; stored ones are recognised.
+"""Child processes that end with their parent, however it ends, and recognition of recorded processes.
 
-    python -m MODULE JOB                                   one that returns a JSON object, so that its crash or hang is a result
-    python -m entente.telemetry.child MODULE ARGUMENTS     a module of others, which ends when its standard input closes
+    python -m MODULE JOB                                   a job that returns a JSON object; a crash or hang is a result too
+    python -m entente.telemetry.child MODULE ARGUMENTS     any module, which ends when its standard input closes
 
-JOB is the JSON file that `run_child` writes, with the path of the answer; the child calls `answer_job`. Its process group is
-ended in every case: at its end, at its time limit, and when the parent is killed, because its standard input then closes.
+JOB is the JSON file that `run_child` writes, with the path of the answer; the child calls `answer_job`. Its process group
+is always killed: at its end, at its time limit, and when the parent is killed, because that closes its standard input.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ import psutil
 from entente.telemetry.errors import EntenteError
 
 LOG_LINES = 15
-"""Last lines of a log that are kept."""
+"""Number of last lines of a log in a result."""
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 5.0
 
 
 def process_start(pid: int) -> str:
-    """When the process started: the machine's boot and the clock ticks from boot to the start; '' if there is no such process.
+    """Start of a process: id of the boot and clock ticks since it; '' if there is no such process.
 
-    Pid and start identify a process. Both parts stay when the clock is set. The start in seconds since 1970 does not: the kernel
-    and psutil compute it from the present time.
+    Pid and start identify a process, even when the clock is set: kernel and psutil derive the start in seconds since 1970 from
+    the present time.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -47,7 +47,7 @@ def process_start(pid: int) -> str:
 
 
 def _start_elsewhere(pid: int) -> str:
-    """The start on a system without /proc, such as macOS, which stores it when the process begins."""
+    """On a system without /proc, such as macOS, which stores the time at the start."""
     try:
         return str(psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:
@@ -55,7 +55,7 @@ def _start_elsewhere(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Identifies the boot of this machine; '' where the system has no such number."""
+    """Id of the current boot of this machine; '' if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -65,21 +65,20 @@ def boot_id() -> str:
 def find_process(pid: int, start: str) -> psutil.Process | None:
     """The process with this pid and this `process_start`; None if it has ended."""
     try:
-        found = psutil.Process(pid)
-        ended = process_start(pid) != start or found.status() == psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        ended = process_start(pid) != start or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return None
-    return None if ended else found
+    return None if ended else process
 
 
 def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
-    """From this call on, end this process within a second of its parent's end. Watching its process id also sees a kill -9.
+    """End this process within a second of its parent's end, even after a kill -9 of the parent.
 
     Args:
-        gently: ask with SIGTERM first, and insist after five seconds; else end at once, which a process whose files are safe
-            against a kill at any moment can afford.
-        parent: process id of the parent. A child that `multiprocessing` did not start needs it, in case the parent ended while
-            the child still imported modules; 0 takes the present parent.
+        gently: send SIGTERM, and exit after five seconds; else exit at once, which is safe if files survive a kill at any moment.
+        parent: process id of the parent; 0: the current parent. Required if `multiprocessing` did not start the child, because
+            the parent may end while the child imports modules.
     """
     started_by = multiprocessing.parent_process()
     parent = parent or (os.getppid() if started_by is None or started_by.pid is None else started_by.pid)
@@ -87,7 +86,7 @@ def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
 
 
 def end_with_pipe() -> None:
-    """From this call on, end this process group once its parent, which holds the other end of standard input, has closed it."""
+    """End this process group when the parent closes the other end of standard input."""
     threading.Thread(target=_wait_for_end, name="parent-watch", daemon=True).start()
 
 
@@ -108,10 +107,8 @@ def _watch(parent: int, gently: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildResult:
-    """How a child process ended."""
-
-    found: dict[str, Any] | None
-    """What it returned; None: it failed."""
+    answer: dict[str, Any] | None
+    """What it returned; None if it failed."""
     why: str = ""
     """Why it failed, in one sentence."""
     log: str = ""
@@ -122,11 +119,11 @@ class ChildResult:
 async def run_child(
     module: str, job: Mapping[str, Any], log: Path, *, limit_s: float, environment: Mapping[str, str] | None = None
 ) -> ChildResult:
-    """Run `module` on `job` in a process of its own. The job is kept beside `log`, so that it can be run again by hand.
+    """Run `module` on `job` in a process of its own. The job is stored next to `log`, so that it can be repeated by hand.
 
     Args:
-        limit_s: seconds after which the process is ended.
-        environment: variables that are added.
+        limit_s: seconds until the process is killed.
+        environment: additional variables.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     handed, answer = log.with_suffix(".job.json"), log.with_suffix(".answer.json")
@@ -157,30 +154,30 @@ async def run_child(
             if child.stdin is not None:
                 child.stdin.close()
     seconds = time.monotonic() - began
-    said = json.loads(answer.read_bytes()) if answer.is_file() else {}
+    reply = json.loads(answer.read_bytes()) if answer.is_file() else {}
     answer.unlink(missing_ok=True)
-    if "found" in said and not late:
-        return ChildResult(found=said["found"], seconds=seconds)
+    if "found" in reply and not late:
+        return ChildResult(answer=reply["found"], seconds=seconds)
     why = (
         f"it was not done within {limit_s:g} s"
         if late
-        else said.get("failed") or f"its process ended {how_it_ended(child.returncode)}"
+        else reply.get("failed") or f"its process ended {how_it_ended(child.returncode)}"
     )
-    return ChildResult(found=None, why=why, log=last_lines(log), seconds=seconds)
+    return ChildResult(answer=None, why=why, log=last_lines(log), seconds=seconds)
 
 
 def answer_job(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """In the child: run `work` on the job of the command line, write its answer, and end the process."""
+    """In the child: run `work` on the job of the command line, write the answer, and exit."""
     end_with_pipe()
     job = json.loads(Path(sys.argv[1]).read_text())
     try:
-        said: dict[str, Any] = {"found": work(job)}
+        reply: dict[str, Any] = {"found": work(job)}
     except Exception as error:
         traceback.print_exc()
-        said = {"failed": in_a_sentence(error)}
+        reply = {"failed": in_a_sentence(error)}
     answer = Path(job["answer"])
     part = answer.with_suffix(".part")
-    part.write_text(json.dumps(said))
+    part.write_text(json.dumps(reply))
     os.replace(part, answer)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -188,7 +185,6 @@ def answer_job(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
 
 
 def in_a_sentence(error: BaseException) -> str:
-    """The error and its cause on one line."""
     sentence = str(error) if isinstance(error, EntenteError) else f"{type(error).__name__}: {error}"
     if error.__cause__ is not None:
         sentence += f" ({error.__cause__})"
@@ -196,7 +192,7 @@ def in_a_sentence(error: BaseException) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The last lines of a log, without empty ones."""
+    """The last non-empty lines of a log."""
     try:
         text = log.read_bytes()[-20_000:].decode(errors="replace")
     except OSError:
@@ -205,7 +201,6 @@ def last_lines(log: Path) -> str:
 
 
 def how_it_ended(code: int | None) -> str:
-    """An exit status as text."""
     return f"by {signal.Signals(-code).name}" if code is not None and code < 0 else f"with exit code {code}"
 
 

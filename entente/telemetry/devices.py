@@ -1,7 +1,7 @@
-"""Readings of the GPUs of this machine by NVML, every few seconds, kept in a file and folded over a step.
+"""Readings of the GPUs of this machine by NVML, every few seconds, stored in a file and aggregated over a step.
 
-A device's name is its UUID, as in `entente.telemetry.cards`; a slice of a card in MIG mode is a device of its own. A figure that
-a device does not give is missing; it is never zero. A machine without a GPU is reported and gives no figures.
+A device's name is its UUID, as in `entente.telemetry.cards`; a slice of a card in MIG mode is a device of its own. An unsupported
+figure is missing, never zero. A machine without a GPU has no figures.
 """
 
 import json
@@ -25,21 +25,20 @@ Reading = dict[str, float]
 """A device's figures by name."""
 
 LARGEST_FILE = 32 << 20
-"""Bytes of readings after which a new file begins."""
+"""Size of a file of readings, bytes, that starts a new one."""
 GPU_BEAT_S = 2.0
-"""Seconds between two readings of the GPUs: tens of readings per step, at negligible cost."""
+"""Seconds between readings: tens of readings per step, at negligible cost."""
 
 
 class GpuSampler:
-    """Reads the GPUs of this machine regularly in its own thread; without a GPU, figures are empty."""
+    """Reads the GPUs of this machine in its own thread; without a GPU, figures are empty."""
 
     def __init__(self, beat_s: float = 0.0, file: Path | None = None, cards: Sequence[Card] = ()) -> None:
-        """Start reading.
-
+        """
         Args:
-            beat_s: seconds between two readings; 0: none but one at each `sample`.
-            file: takes each reading of a device as a line of JSON; bounded.
-            cards: read these alone; none: all that are visible.
+            beat_s: seconds between readings; 0: one reading per `sample`.
+            file: for a JSON line per reading of a device; bounded.
+            cards: cards to read; empty: all visible ones.
         """
         self._devices, self._beat_s, self._file = _open_devices(cards), beat_s, file
         self._readings: list[dict[str, Reading]] = []
@@ -61,7 +60,7 @@ class GpuSampler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread. NVML stays initialised, because other code of this process may use it."""
+        """Stop the thread. NVML stays initialised, because other code of this process may use it."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
@@ -83,33 +82,33 @@ class GpuSampler:
             for device, figures in reading.items():
                 line = {name: round(value, 4) for name, value in figures.items()}
                 append_line(self._file, json.dumps({"time": now, "device": device, **line}))
-        except OSError as error:  # a full disk is reported by the run; sampling continues
+        except OSError as error:  # the run reports a full disk; sampling continues
             logger.info("a reading of the GPUs was not written: %s", error)
             self._file = None
 
 
 def _open_devices(cards: Sequence[Card]) -> dict[str, Any]:
-    """NVML's handle of each card by its UUID; none without NVML. Says which cards have none."""
-    found = dict[str, Any]()
+    """UUID -> NVML handle; empty without NVML. Reports cards without a handle."""
+    handles = dict[str, Any]()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        reporter().say(f"there are no figures of GPUs here: {error}")
-        return found
+        reporter().say(f"no GPU metrics: {error}")
+        return handles
     without = [f"{sentence}: `nvidia-smi` says more" for sentence in unusable_cards(pynvml)]
     for card in cards or visible_cards(pynvml):
         try:
-            found[card.uuid] = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)
+            handles[card.uuid] = pynvml.nvmlDeviceGetHandleByUUID(card.uuid)
         except pynvml.NVMLError as error:
             without.append(f"{card.text} gives no figures ({error})")
     for sentence in without:
         reporter().say(sentence)
-    return found
+    return handles
 
 
 def read_device(handle: Any) -> Reading:
-    """The current figures of a device, without those that it does not support."""
-    found = Reading()
+    """The supported figures of a device."""
+    reading = Reading()
 
     def use() -> Reading:
         rates = pynvml.nvmlDeviceGetUtilizationRates(handle)
@@ -129,14 +128,14 @@ def read_device(handle: Any) -> Reading:
         lambda: {"temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))},
     ):
         try:
-            found |= ask()
+            reading |= ask()
         except pynvml.NVMLError:  # not supported, or the device is lost: the figure is missing
             continue
-    return found
+    return reading
 
 
 def append_line(file: Path, line: str, largest: int = LARGEST_FILE) -> None:
-    """Append `line`; a file that has passed `largest` bytes becomes `<name>.before<ending>` first, in place of an older one."""
+    """Append `line`. A file above `largest` bytes is first renamed to `<name>.before<ending>`, replacing an older one."""
     if file.exists() and file.stat().st_size > largest:
         os.replace(file, file.with_suffix(f".before{file.suffix}"))
     with file.open("a", encoding="utf-8") as out:
@@ -154,11 +153,11 @@ _FOLDS: tuple[tuple[str, str, Fold, Fold], ...] = (
     ("sm_clock_mhz", "sm_clock_mhz", mean, min),
     ("temperature_c", "temperature_c", max, max),
 )
-"""Metric, figure of a reading, how readings of one device are combined, and how devices are combined."""
+"""Metric, figure of a reading, aggregate over readings of a device, aggregate over devices."""
 
 
 def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:
-    """Registered `gpu/` figures of some readings of all devices."""
+    """Registered `gpu/` figures from readings of all devices."""
     devices, figures = sorted({device for reading in readings for device in reading}), dict[str, float]()
     for metric, name, over_time, over_devices in _FOLDS:
         each = [[reading[device][name] for reading in readings if name in reading.get(device, {})] for device in devices]

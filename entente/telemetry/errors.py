@@ -1,7 +1,7 @@
 """The one error tree. A message says what is wrong, where (file, row, policy version), and how to repair it.
 
 EntenteError             exit code 1
-├── InputError           exit code 2: what the user gave cannot be used
+├── InputError           exit code 2: the user's input cannot be used
 ├── DataError            a file is corrupt, foreign, or of another schema
 ├── DiskFullError        a file could not be written because the disk is full
 ├── EngineError          an inference engine or worker refused a request
@@ -21,7 +21,7 @@ class EntenteError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of a traceback: the sentence alone, as the command line does."""
+        """IPython shows the sentence instead of a traceback, as the command line does."""
         return [f"{type(self).__name__}: {self}"]
 
 

@@ -1,6 +1,6 @@
 """Bots, losses and rewards of a user's own package, which settings name as `module:attribute` (docs/extending.md).
 
-A module is imported when its part is first used. A part that cannot be used is refused in one sentence.
+A module is imported when its part is first used. The error of an unusable part is one sentence.
 """
 
 import re
@@ -17,11 +17,11 @@ Part = TypeVar("Part")
 
 
 class Misfit(Exception):
-    """A name leads to an unsuitable object. The message ends a sentence that begins with the name."""
+    """The object of a name is unsuitable. The message continues a sentence that starts with the name."""
 
 
 def check_named(kind: str, name: str, own: Collection[str]) -> None:
-    """Check that `name` is one of Entente's own or may be a `module:attribute`; imports nothing.
+    """Check that `name` is one of `own` or has the form `module:attribute`; imports nothing.
 
     Args:
         kind: noun for the part, such as "loss".
@@ -40,17 +40,17 @@ def load_part(kind: str, name: str, accept: Callable[[Any, str], Part]) -> Part:
         accept: gets the object and its name in a sentence; raises Misfit if the object is unsuitable.
 
     Raises:
-        InputError: it cannot be imported or used; says the cure.
+        InputError: it cannot be imported or used; names the cure.
     """
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        part = getattr(import_module(module), attribute)
     except Exception as error:
         raise InputError(
             f"the {kind} '{name}' cannot be loaded ({type(error).__name__}: {one_line(error)}): install or mend it here"
         ) from error
     try:
-        return accept(found, f"{kind} '{name}'")
+        return accept(part, f"{kind} '{name}'")
     except Exception as error:
         why = (
             str(error)
@@ -61,11 +61,7 @@ def load_part(kind: str, name: str, accept: Callable[[Any, str], Part]) -> Part:
 
 
 def check_arguments(function: Any, *names: str) -> None:
-    """Refuse what cannot be called with so many positional arguments.
-
-    Raises:
-        Misfit: it names the arguments.
-    """
+    """Raise Misfit if `function` does not accept these positional arguments."""
     try:
         signature(function).bind(*names)
     except TypeError as error:

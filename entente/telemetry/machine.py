@@ -1,5 +1,4 @@
-"""The machine: the cores that a process may use, threads planned for them before torch is imported, and versions, platform and
-GPUs as plain values that are stored with a run.
+"""The machine: usable cores, thread counts to set before torch is imported, and versions, platform and GPUs to store with a run.
 
 Processes that compute at the same time must not have more threads in total than there are cores. OpenMP threads spin while they
 wait: 2 + 2 threads on two cores took 3.5 times as long as 1 + 1. Processes that alternate may each use all cores.
@@ -26,7 +25,7 @@ DISTRIBUTIONS = {
 
 
 def environment() -> dict[str, str]:
-    """Facts about this process's machine, as short texts; "absent" for a package that is not installed. Imports no package."""
+    """Facts about this machine, as short texts; "absent" for a missing package. Imports no package."""
     return {
         **{name: package_version(*distributions) for name, distributions in DISTRIBUTIONS.items()},
         "python": platform.python_version(),
@@ -37,13 +36,13 @@ def environment() -> dict[str, str]:
 
 
 def package_version(*distributions: str) -> str:
-    """Version of the first of these distributions that is installed, with its name if it is not the first; or "absent"."""
+    """Version of the first installed distribution, with its name unless it is the first of all; or "absent"."""
     for distribution in distributions:
         try:
-            found = version(distribution)
+            number = version(distribution)
         except PackageNotFoundError:
             continue
-        return found if distribution == distributions[0] else f"{found} ({distribution})"
+        return number if distribution == distributions[0] else f"{number} ({distribution})"
     return "absent"
 
 
@@ -78,20 +77,19 @@ def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tup
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+    """CPU seconds of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
 def apply_threads(threads: int) -> None:
-    """Set the number of torch threads for this process and its children. Does nothing once torch is loaded.
+    """Set the number of torch threads for this process and its children. Does nothing once torch is imported.
 
-    Variables that the user has set are kept. Waiting threads sleep instead of spinning: under other load, spinning made a
-    training step take four times its CPU seconds or more.
+    Variables set by the user win. Waiting threads sleep instead of spinning: under other load, spinning took four times the CPU
+    seconds of a training step or more.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

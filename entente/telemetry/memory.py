@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import psutil
 
 GIVE_BACK_STEPS = 10
-"""Training steps between two returns of freed memory to the system."""
+"""Training steps between returns of freed memory to the system."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameter numbers of glibc's `mallopt` (malloc.h)."""
@@ -16,15 +16,14 @@ _KEPT_BYTES = 2**30
 _LARGE_BYTES = 2**25
 """The largest value that glibc accepts on every platform."""
 _YOUNG = 50_000
-"""New objects between two collections of the youngest generation, about the number of a laptop step's games."""
+"""New objects between collections of the youngest generation, about the number of a laptop step's games."""
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system. Otherwise a process that allocates and frees in several threads keeps more and more
-    half-empty pages. Does nothing without glibc.
+    """Return freed memory to the system; a process with several threads otherwise accumulates half-empty pages. Only with glibc.
 
     The call takes about a millisecond, but later allocations get new pages from the kernel: a call after every step of the laptop
-    preset made steps a tenth longer. So it is made every tenth step, and when the kind of work changes.
+    preset made steps a tenth longer. So call it every tenth step, and when the kind of work changes.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -45,7 +44,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def freeze_old_objects() -> Iterator[None]:
-    """Exclude existing objects from garbage collection; collect after ten thousand new objects instead of some hundred.
+    """Exclude existing objects from garbage collection, and collect less often.
 
     Only objects in reference cycles wait for a collection. The process of a flow has a million objects of libraries, and a step's
     games create and free tens of thousands. By default, every second step triggered a full collection, which paused the flow for
@@ -63,8 +62,7 @@ def freeze_old_objects() -> Iterator[None]:
 
 
 def private_mib(pid: int, *, family: bool = False) -> float:
-    """Private memory of a process: its resident pages without those of files, MiB; 0 if it has ended. `family`: with that of the
-    processes that it started.
+    """Private memory of a process, MiB: resident pages without those of files; 0 if it has ended. `family`: include its children.
 
     How many pages of libraries and mapped shards are resident depends on the page cache, and so on what else the machine did: the
     same imports of torch had 92 MiB of them in one environment and 123 MiB in another.

@@ -1,6 +1,6 @@
-"""The registry of metric names: what may be logged, with its unit and meaning.
+"""The registry of metric names, with unit and meaning.
 
-A name that is not here is refused, so that queries and reports can rely on the list.
+Unknown names are refused, so that queries and reports can rely on the list.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One registered metric."""
-
     unit: str
     meaning: str
 
@@ -196,7 +194,7 @@ METRICS: dict[str, Metric] = (
 
 
 _ROUNDING = 1e-6
-"""Rounding error of a share in float32: values up to this far outside 0 to 1 are accepted."""
+"""Accepted rounding error of a share in float32, outside 0 to 1."""
 
 
 def check(values: Mapping[str, float]) -> None:
@@ -204,7 +202,7 @@ def check(values: Mapping[str, float]) -> None:
 
     Raises:
         KeyError: names the first unknown metric.
-        ValueError: names the first share that cannot be one: its two counts are not of the same things.
+        ValueError: names the first share outside 0 to 1: its two counts are not of the same things.
     """
     for name, value in values.items():
         if name not in METRICS:

@@ -1,7 +1,7 @@
-"""Processes of this program that answer calls.
+"""A pool of worker processes that answer calls.
 
-They start when they are first needed, and end with this process. A process holds nothing that is not in files: if one ends, the
-calls in progress fail, and the next call starts new ones.
+Workers start at the first call, and end with this process. Their state is in files: if one dies, the calls in progress fail, and
+the next call starts new ones.
 """
 
 import asyncio
@@ -32,28 +32,28 @@ class ProcessPool:
         self._lock = threading.Lock()
         self._pool = self._start()
 
-    def submit(self, work: Callable[..., T], *given: Any) -> Future[T]:
-        """Call `work` in a process. The future raises BrokenProcessPool if one ends before that."""
+    def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call `work` in a process. The future raises BrokenProcessPool if a process dies."""
         with self._lock:
             try:
-                return self._pool.submit(work, *given)
+                return self._pool.submit(work, *arguments)
             except BrokenProcessPool:
                 self._pool = self._start()
-                return self._pool.submit(work, *given)
+                return self._pool.submit(work, *arguments)
 
-    async def ask(self, work: Callable[..., T], *given: Any) -> T:
-        """What `work` returns.
+    async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Call `work` in a process, and return its result.
 
         Raises:
-            EngineError: a process ended.
+            EngineError: a process died.
         """
         try:
-            return await asyncio.wrap_future(self.submit(work, *given))
+            return await asyncio.wrap_future(self.submit(work, *arguments))
         except BrokenProcessPool as error:
-            raise EngineError("a process that works for this one ended; is the memory full? Give the command again") from error
+            raise EngineError("a worker process died; is the memory full? Run the command again") from error
 
     def close(self) -> None:
-        """End the processes, after the calls in progress."""
+        """Stop the processes after the calls in progress."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Messages of a run while it works: one reporter, which a display can replace, and text from others made safe to show.
+"""Progress messages: one reporter, which a display can replace, and escaping of untrusted text.
 
 Flows and tasks report to `reporter()` and never print. By default messages go to the `entente` log, one line each. prefect.yaml
-makes Prefect store that log, so that the UI shows the messages of a run that it started.
+makes Prefect store that log, so that the UI shows the messages of the runs that it starts.
 """
 
 import logging
@@ -13,19 +13,17 @@ logger = logging.getLogger("entente")
 
 
 class GameProgress:
-    """Progress of whole games as a stage, counted in movement phases, two a game year. A game that has ended counts as whole."""
+    """Progress of whole games as a stage, in movement phases, two a game year. An ended game counts in full."""
 
     def __init__(self, name: str, games: int, years: int) -> None:
         self._name, self._games, self._each = name, games, 2 * years
         self._played: dict[str, int] = {}
 
     def played(self, game: str, phase: str) -> None:
-        """A phase of a game was played."""
         if phase.endswith("M"):
             self._tell(game, min(self._each - 1, self._played.get(game, 0) + 1))
 
     def ended(self, game: str) -> None:
-        """A game has ended."""
         self._tell(game, self._each)
 
     def _tell(self, game: str, played: int) -> None:
@@ -41,11 +39,11 @@ _LINE = (
     ("time/rollout_s", "rollout {0:.1f} s"),
     ("time/train_s", "train {0:.1f} s"),
 )
-"""Metrics in a step's line, with their formats."""
+"""Metrics of a step's line, with formats."""
 
 
 def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
-    """The line of a step; missing metrics are left out."""
+    """The line of a step, without missing metrics."""
     return "  ".join([f"step {step}/{steps}", *(form.format(figures[name]) for name, form in _LINE if name in figures)])
 
 
@@ -53,7 +51,7 @@ _to_log = partial(logger.info, "%s")
 
 
 class Reporter:
-    """Writes lines: one per step and per finished stage, and one from time to time while a stage goes on."""
+    """Writes lines: one per step and per finished stage, and regular ones while a stage runs."""
 
     def __init__(
         self,
@@ -65,31 +63,29 @@ class Reporter:
     ) -> None:
         """
         Args:
-            write: gets each line; by default the log does.
-            every_s: seconds between two lines of a stage that goes on.
-            rollouts: a stage of rollouts has lines too; the line of a step includes them.
+            write: gets each line; default: the log.
+            every_s: seconds between lines of a running stage.
+            rollouts: also write lines for stages of rollouts.
         """
         self._write, self._every_s, self._rollouts, self._clock = write, every_s, rollouts, clock
-        self._said: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Progress of a long piece of work; it is complete when `done` equals `total`."""
+        """Report progress of a stage; it is complete when `done` equals `total`."""
         now = self._clock()
         if not self._rollouts and name.startswith("rollout "):
             return
         if done == total:
-            self._said.pop(name, None)
+            self._reported.pop(name, None)
             self._write(f"{name}: {total} done")
-        elif now - self._said.setdefault(name, now) >= self._every_s:
-            self._said[name] = now
+        elif now - self._reported.setdefault(name, now) >= self._every_s:
+            self._reported[name] = now
             self._write(f"{name}: {done} of {total}")
 
     def step(self, step: int, steps: int, figures: Mapping[str, float]) -> None:
-        """A training step has finished, with its metrics."""
         self._write(step_line(step, steps, figures))
 
     def say(self, sentence: str) -> None:
-        """A message."""
         self._write(sentence)
 
 
@@ -97,18 +93,16 @@ _reporter = Reporter()
 
 
 def reporter() -> Reporter:
-    """The installed reporter."""
     return _reporter
 
 
 def install(onlooker: Reporter) -> None:
-    """Install `onlooker` as the reporter."""
     global _reporter
     _reporter = onlooker
 
 
 def shown(text: str, *, keep: str = "") -> str:
-    """The text with every character that does not print as its escape, such as \\\\x1b; those in `keep` stay.
+    """Escape non-printing characters, such as \\\\x1b, except those in `keep`.
 
     So text from files, rows and models cannot move a terminal's cursor, change colours, or reverse the direction of a line.
     """

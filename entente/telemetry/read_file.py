@@ -1,7 +1,7 @@
 """Reads a file that a user or another process names or writes; it must be a regular file of bounded size.
 
-A named pipe, a device or a socket may never end, and opening a pipe may wait for ever. The file is opened
-without waiting and checked after opening, so that it cannot be exchanged between check and read.
+A named pipe, a device or a socket may never end, and opening a pipe may block for ever. So files are opened without blocking, and
+checked after opening, so that they cannot be exchanged between check and read.
 """
 
 import errno
@@ -36,11 +36,11 @@ def read_regular(file: Path, *, at_most: int, what: str, error: type[EntenteErro
     """The content of `file`, which must be a regular file of at most `at_most` bytes.
 
     Args:
-        what: what the file is, at the start of a sentence, such as "settings file".
-        error: the kind of error to raise.
+        what: noun for the file, such as "settings file".
+        error: type of error to raise.
 
     Raises:
-        EntenteError: of the kind `error`: the file is missing, unreadable, of another kind, or too large.
+        EntenteError: of type `error`: the file is missing, unreadable, not regular, or too large.
     """
     try:
         with open_regular(file) as stream:
@@ -74,9 +74,9 @@ def read_json_object(file: Path, *, at_most: int, what: str) -> dict[str, Any]:
         InputError: as for `read_text`, or the file holds no JSON object.
     """
     try:
-        found = json.loads(read_text(file, at_most=at_most, what=what))
+        content = json.loads(read_text(file, at_most=at_most, what=what))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{what} '{file}' is not JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{what} '{file}' holds no JSON object")
-    return found
+    return content

@@ -1,7 +1,7 @@
-"""What all settings share: their base class, types of values, their names, and marks that say when a setting may change.
+"""Base class, value types and names of all settings, and marks of those that may change in a resumed run.
 
-A mark is written as `Annotated[int, MAY_CHANGE]`. A field's own mark overrides that of its section. A field without a mark may
-not change within a run.
+Write a mark as `Annotated[int, MAY_CHANGE]`. A field's own mark overrides that of its section. A field without a mark may not
+change within a run.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 
 class Settings(BaseModel):
-    """A section of settings: frozen, without unknown names. No number is infinite or NaN, and no boolean stands for a number."""
+    """A section of settings: frozen, refuses unknown names, infinite numbers and NaN, and booleans for numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -29,15 +29,11 @@ class Settings(BaseModel):
 
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
-"""Type of a seed: what every random generator accepts."""
+"""A seed that every random generator accepts."""
 
 
 def check_http(address: str) -> str:
-    """`address` if it can be asked over HTTP.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Return `address`, or raise ValueError if it is no HTTP address."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"'{address}' is no address: write http://HOST:PORT or https://HOST")
@@ -45,11 +41,11 @@ def check_http(address: str) -> str:
 
 
 HttpAddress = Annotated[str, AfterValidator(check_http)]
-"""Type of an address that is asked over HTTP."""
+"""An HTTP address."""
 
 
 class ChangeRule(Enum):
-    """When a resumed run may have another value of a setting."""
+    """Whether a resumed run may change a setting."""
 
     ON_RESUME = "on resume"
     """At any time: neither the run's rows nor its weights depend on it."""
@@ -79,7 +75,6 @@ def change_rule(model: type[BaseModel], path: Sequence[str]) -> ChangeRule:
 
 
 def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Dotted names of all settings below a class, in the order in which they are declared."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from setting_names(field.annotation, f"{prefix}{name}.")
@@ -88,8 +83,7 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """The known settings with the last part of `name` in other sections, else the setting or section that is spelt most like it;
-    empty if none is similar enough."""
+    """Known settings with the last part of `name` in other sections, else the most similar setting or section, if any."""
     last = name.rpartition(".")[2]
     same = [each for each in known if each != name and each.rpartition(".")[2] == last]
     sections = {each.rpartition(".")[0] for each in known} - {"", name}

@@ -22,9 +22,9 @@ from entente.telemetry.setting_marks import Settings
 
 WandbMode = Literal["offline", "online", "disabled"]
 REACH_S = 30
-"""Time limit in seconds for opening W&B, and for sending the last metrics."""
+"""Time limit of opening W&B and of sending the last metrics, seconds."""
 _LONGEST = 300
-"""Characters of W&B's errors that are shown: some repeat the value of a variable."""
+"""Largest number of characters of a W&B error in a message: some repeat the value of a variable."""
 
 
 class TelemetrySettings(Settings):
@@ -52,13 +52,13 @@ class MetricLog:
         """Open both.
 
         Args:
-            keep_to: the newest step whose checkpoint stands, of a run that is resumed: lines of later steps go, which will be
-                trained again, and so does a last line that a kill cut in two.
+            keep_to: step of the newest checkpoint of a resumed run: removes the lines of later steps, which will be replayed, and
+                an incomplete last line.
         """
         kept = _keep_lines(file, keep_to)
         self.last_step = kept
         self._file = file.open("a", encoding="utf-8")
-        self._shown = max(0, self.last_step)
+        self._wandb_step = max(0, self.last_step)
         self._wandb: WandbRun | None = None
         if (mode := _lower_mode(settings.wandb)) != "disabled":
             self._wandb = WandbRun(file.parent, name, mode, configuration)
@@ -77,11 +77,11 @@ class MetricLog:
             return
         # Final scores are logged under the last step: W&B accepts a step only once, and the run may be extended.
         last = all(name.startswith("score/") for name in values)
-        self._shown = self._shown if last else step
-        self._wandb.log(self._shown, values)
+        self._wandb_step = self._wandb_step if last else step
+        self._wandb.log(self._wandb_step, values)
 
     def close(self) -> None:
-        """Close the run's own file; W&B waits for `finish`."""
+        """Close the run's own file; `finish` closes W&B."""
         self._file.close()
 
     def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
@@ -94,7 +94,7 @@ class MetricLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close the file; W&B stays open for the report of a run that ended well."""
+        """Close the file; after success W&B stays open for the report."""
         self.close()
         if kind is not None:
             self.finish(failed=True)
@@ -125,21 +125,21 @@ def _keep_lines(file: Path, keep_to: int) -> int:
 class WandbRun:
     """A run in W&B; only the first failure is reported.
 
-    A resumed run continues its W&B run, also offline, where each part has a folder of its own and `wandb sync` puts them
-    together. W&B takes no step twice: a step that is trained again after a kill keeps its first figures there.
+    A resumed run continues its W&B run, even offline, where `wandb sync` merges the folders of its parts. W&B accepts a step
+    once: a replayed step keeps its first figures there.
     """
 
     def __init__(self, folder: Path, name: str, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
-        """Open it, offline if there is no login. W&B's own variables WANDB_PROJECT and WANDB_RUN_GROUP name project and group.
+        """Open the run, offline without a login. W&B's variables WANDB_PROJECT and WANDB_RUN_GROUP name project and group.
 
         Args:
-            folder: takes W&B's own folder `wandb/`, and the run's id and newest step, so that a resumed run finds them.
+            folder: for W&B's folder `wandb/`, and the id and newest step of the run, which a resumed run needs.
         """
         self._folder, self._name = folder, name
         self._step_file = folder / ".wandb_step"
         newest = self._step_file.read_text() if self._step_file.is_file() else ""
         self._logged_before = int(newest) if newest.isdigit() else -1
-        """Newest step that an earlier part of the run has logged."""
+        """Newest step that an earlier part of the run logged."""
         self._wandb: Any = None
         self._run: Any = None
         try:
@@ -152,7 +152,7 @@ class WandbRun:
 
         self._wandb = wandb
         logging.getLogger("wandb").setLevel(logging.ERROR)
-        # Staged files belong into the run's folder, not into the user's home.
+        # Staged files go to the run's folder, not to the user's home.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
         wandb.setup(wandb.Settings(silent=True))
         if mode == "online" and (refused := self._why_not_online()):
@@ -179,10 +179,7 @@ class WandbRun:
             return _one_line(error)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the metrics of a step.
-
-        Of a step that an earlier part of the run has logged only scores are taken, into the summary.
-        """
+        """Log the metrics of a step. If an earlier part of the run logged it, add only its scores, to the summary."""
         if self._run is None:
             return
         try:
@@ -218,7 +215,7 @@ class WandbRun:
 
 
 def _id_of(folder: Path) -> str:
-    """The run's id in W&B; created once and stored in its folder."""
+    """The W&B id of the run, created once and stored in its folder."""
     file = folder / ".wandb_id"
     if not file.is_file():
         file.write_text(secrets.token_hex(4))
@@ -226,22 +223,22 @@ def _id_of(folder: Path) -> str:
 
 
 def _lower_mode(mode: WandbMode) -> WandbMode:
-    """The setting, or W&B's own WANDB_MODE if that sends less."""
+    """The setting, or WANDB_MODE if that sends less."""
     lowered: dict[str, WandbMode] = {"disabled": "disabled", "offline": "offline", "dryrun": "offline"}
     modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
-    given = lowered.get(os.environ.get("WANDB_MODE", ""), mode)
-    return modes[min(modes.index(mode), modes.index(given))]
+    from_environment = lowered.get(os.environ.get("WANDB_MODE", ""), mode)
+    return modes[min(modes.index(mode), modes.index(from_environment))]
 
 
 def _cure(folder: Path) -> str:
-    """What mends an opening that failed. The values of variables are not written: one is a key."""
+    """How to repair a failed opening. Omits the values of variables: one is a key."""
     ours = {"WANDB_SILENT": "true", "WANDB_DATA_DIR": str(folder / "wandb")}
-    given = [name for name, value in sorted(os.environ.items()) if name.startswith("WANDB_") and ours.get(name) != value]
-    return ", ".join([*(f"correct {name}" for name in given), "mend the network or set telemetry.wandb"])
+    names = [name for name, value in sorted(os.environ.items()) if name.startswith("WANDB_") and ours.get(name) != value]
+    return ", ".join([*(f"correct {name}" for name in names), "mend the network or set telemetry.wandb"])
 
 
 def _one_line(error: BaseException) -> str:
-    """The first line of an error; of one about settings what is wrong with the first of them."""
+    """The first line of an error, or the first problem of a validation error."""
     if isinstance(error, ValidationError):
         first = error.errors(include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_LONGEST]

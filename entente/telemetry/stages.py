@@ -1,7 +1,6 @@
 """The stages of a training step, with one name each for the report, `runs explain` and `watch`.
 
-The stages of a step do not overlap and add up to its duration. Rollouts that run while the trainer trains are not counted, only
-the wait for them.
+The stages of a step do not overlap and add up to its duration. Only the wait for rollouts counts, not rollouts during training.
 """
 
 from collections.abc import Mapping
@@ -39,12 +38,12 @@ def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one step by stage. They add up to the step; the rest that no metric covers is orchestration."""
-    found = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
-    found["publish"] = figures.get("time/publish_s", 0.0)
-    # A step that was repeated after a kill has the trainer's earlier metrics, so limit each stage to the step's duration.
+    """Seconds of one step by stage. They add up to the step; the uncovered rest is orchestration."""
+    stages = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
+    stages["publish"] = figures.get("time/publish_s", 0.0)
+    # A step that was replayed after a kill has the trainer's earlier metrics, so limit each stage to the step's duration.
     left = figures.get("time/step_s", 0.0)
-    for stage, seconds in found.items():
-        found[stage] = min(seconds, left)
-        left -= found[stage]
-    return found | {"orchestration": left}
+    for stage, seconds in stages.items():
+        stages[stage] = min(seconds, left)
+        left -= stages[stage]
+    return stages | {"orchestration": left}

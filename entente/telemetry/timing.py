@@ -1,7 +1,7 @@
 """Measures the seconds of a step: named spans, and the time that no span covers.
 
-Spans may overlap (rollouts run while the trainer trains), so a step's busy time is the length of their union, not their sum.
-An open span counts up to now: rollouts of the next step also belong to the seconds of this one.
+Spans may overlap (rollouts run while the trainer trains), so the busy time of a step is the length of their union. An open span
+counts up to now: rollouts of the next step also count in this one.
 """
 
 import math
@@ -20,7 +20,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Record the time of the block under `name`, even if it raises."""
+        """Record the block under `name`, even if it raises."""
         key, start = object(), time.monotonic()
         with self._lock:
             self._spans[key] = name, start, math.inf

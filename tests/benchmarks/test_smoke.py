@@ -33,7 +33,7 @@ class Children:
     async def __call__(self, module: str, job: dict[str, Any], log: Path, **how: Any) -> ChildResult:
         self.begun.append(job["stage"])
         self.environment = how["environment"]
-        return self.results.get(job["stage"], ChildResult(found=PASSED, seconds=2.0))
+        return self.results.get(job["stage"], ChildResult(answer=PASSED, seconds=2.0))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_card_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_any_start(job: Job):
-    first = Children(**{"legal-mask": ChildResult(found=None, why="its process ended by SIGKILL", log="no room", seconds=3.0)})
+    first = Children(**{"legal-mask": ChildResult(answer=None, why="its process ended by SIGKILL", log="no room", seconds=3.0)})
     outcome = smoke_test(job, None, run=first)
     assert first.begun == [stage.name for stage in STAGES] and not outcome["passed"]
     assert first.environment == {"CUDA_VISIBLE_DEVICES": ""}

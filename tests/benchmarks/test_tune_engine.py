@@ -43,7 +43,7 @@ def test_what_is_chosen_is_the_fastest_within_latency_and_cache_hits(base: RunSe
     }
     chosen, _ = choose(found, tuning)
     assert chosen is best
-    rows = table_rows(candidates, found, {dead: ChildResult(found=None, why="it died")}, chosen, tuning)
+    rows = table_rows(candidates, found, {dead: ChildResult(answer=None, why="it died")}, chosen, tuning)
     assert [row["note"] for row in rows] == ["misses", "misses", "chosen", "", "it died"]
     assert choose({late: found[late]}, tuning)[0] is None and choose({}, tuning)[0] is None
 

@@ -91,7 +91,7 @@ def test_processes_find_what_this_process_finds_and_one_that_is_killed_is_an_err
             waiting = asyncio.ensure_future(pool.ask(time.sleep, 600))
             await asyncio.sleep(0)
             multiprocessing.active_children()[0].kill()
-            with pytest.raises(EngineError, match="a process that works for this one ended"):
+            with pytest.raises(EngineError, match="a worker process died"):
                 await waiting
             return [result for result, _ in (*found, await decider.look(autumn))]
 

@@ -109,7 +109,7 @@ def test_a_variable_that_names_no_card_is_refused_with_the_cards_there_are(visib
 
 
 def test_what_a_process_gave_away_it_still_counts_and_its_children_do_not(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_found", [])
+    monkeypatch.setattr(module, "_original", [])
     monkeypatch.setenv(VARIABLE, "0,1")
     both = visible_cards(FOUR)
     for card in (both[1], both[0]):

@@ -33,7 +33,7 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ch
 
 def test_a_child_returns_an_object(attempt: Callable[..., ChildResult]):
     result = attempt("print('not an answer'); return {'b': job['a'] + 1}")
-    assert result.found == {"b": 2} and result.why == result.log == "" and result.seconds > 0
+    assert result.answer == {"b": 2} and result.why == result.log == "" and result.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_a_child_returns_an_object(attempt: Callable[..., ChildResult]):
 )
 def test_a_child_that_fails_leaves_a_reason_and_the_end_of_its_log(attempt: Callable[..., ChildResult], body: str, why: str):
     result = attempt(f"print('loading', flush=True); {body}", 3.0 if "sleep" in body else 60.0)
-    assert result.found is None and result.why == why and result.log.startswith("loading")
+    assert result.answer is None and result.why == why and result.log.startswith("loading")
 
 
 def test_what_a_child_started_ends_with_it(attempt: Callable[..., ChildResult]):
     result = attempt("return {'pid': subprocess.Popen(['sleep', '60']).pid}")
-    assert result.found is not None and is_gone(result.found["pid"])
+    assert result.answer is not None and is_gone(result.answer["pid"])
 
 
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path):

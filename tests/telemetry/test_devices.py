@@ -57,7 +57,7 @@ def test_without_a_gpu_there_are_no_figures_no_error_and_one_sentence(said: list
     monkeypatch.setattr(pynvml, "nvmlInit", absent)
     with GpuSampler(0.01) as sampler:
         assert sampler.sample() == sampler.sample() == {}
-    assert said == ["there are no figures of GPUs here: NVML Shared Library Not Found"]
+    assert said == ["no GPU metrics: NVML Shared Library Not Found"]
 
 
 def test_of_several_gpus_the_busiest_the_fullest_and_the_power_of_all_are_told(cards: Cards):
