@@ -1,9 +1,9 @@
-"""Flow: play scripted games and freeze mid-game positions; training and held-out positions come from different games.
+"""Flow: play scripted games and save mid-game positions; training and held-out positions come from different games.
 
-Settings that were built before return the existing cache. With `run`, the flow refreshes the cache with which that run started:
-a share of its training positions is replaced by positions that the run's rollouts reached. The held-out positions stay, so scores
-can be compared. Runs whose `cache.from_run` is "newest" start from the newest refresh of their own settings. A refresh is removed
-once a newer one of the same settings replaces it and no run uses it; other caches never are.
+For settings that were built before, the flow returns the existing cache. With `run`, it refreshes the cache of that run:
+positions that its rollouts reached replace a fraction of the training positions. The held-out positions stay, so scores remain
+comparable. Runs whose `cache.from_run` is "newest" start from the newest refresh of their settings. The flow removes a refresh
+that no run uses once a newer one of the same settings exists, and never other caches.
 """
 
 import asyncio
@@ -54,8 +54,8 @@ async def build_state_cache(
         settings = refreshed_settings(runs_root, name, share)
     elif settings.from_run == NEWEST:
         settings = newest_refresh(root, settings)
-    found = await asyncio.to_thread(find_cache, root, settings)
-    path = found or await _made(root, settings, runs_root)
+    existing = await asyncio.to_thread(find_cache, root, settings)
+    path = existing or await _made(root, settings, runs_root)
     if name:
         await asyncio.to_thread(write_json, newest_file(root, settings), settings.model_dump(mode="json"))
         await asyncio.to_thread(drop_unused, root, runs_root)
@@ -64,7 +64,7 @@ async def build_state_cache(
 
 
 async def show_refresh(runs_root: Path, settings: CacheSettings) -> None:
-    """Show a refresh on Prefect's pages: what it has, and the runs that start from it. Repeat it when a run takes the refresh."""
+    """Show a refresh in Prefect's UI: its positions, and the runs that start from it. Call it again when a run starts from it."""
     name = version_name(settings)
     await show_sentences(f"refresh-{name}", f"State cache {name}", lambda: _describe_refresh(runs_root, settings))
 
@@ -93,24 +93,24 @@ async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
 
 
 def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings:
-    """Settings of the run's cache with a share of positions from the start groups that the run has played.
+    """Settings of the run's cache with a fraction `share` of positions from the start groups that the run has played.
 
     Args:
-        share: between 0 and 1, both excluded.
+        share: in the open interval (0, 1).
 
     Raises:
         InputError: there is no such run, it has not trained a step, or the share is out of range.
     """
     paths = RunPaths(runs_root / check_name(run, "run"))
     stored = settings_of(paths)
-    # All rollouts of a step with a ledger are published. Rollouts of later steps may be published in any order.
+    # A step with a ledger has published all its rollouts; later steps publish in any order.
     groups = last_step(paths) * stored.rollouts.start_groups
     if not groups:
         raise InputError(f"run '{run}' has not trained a step yet: refresh the cache once it has")
     if not 0 < share < 1:
         raise InputError(f"share {share:g} is out of range: give a number between 0 and 1, such as 0.25")
-    given = {"from_run": run, "from_groups": groups, "on_policy_share": share}
-    return CacheSettings.model_validate(stored.cache.scripted.model_dump() | given)
+    source = {"from_run": run, "from_groups": groups, "on_policy_share": share}
+    return CacheSettings.model_validate(stored.cache.scripted.model_dump() | source)
 
 
 def newest_run(runs_root: Path) -> str:
@@ -127,10 +127,7 @@ def newest_run(runs_root: Path) -> str:
 def drop_unused(root: Path, runs_root: Path) -> list[str]:
     """Remove refreshed versions under `root` that no run uses and that a newer refresh of the same settings has replaced.
 
-    If the settings of a run cannot be read, it may use any version. Then nothing is removed.
-
-    Returns:
-        the names of removed versions.
+    A run with unreadable settings may use any version; then nothing is removed. Returns the names of removed versions.
     """
     try:
         keep = {version_name(cache) for cache in caches_in_use(runs_root).values()}
@@ -155,7 +152,7 @@ def caches_in_use(runs_root: Path) -> dict[str, CacheSettings]:
 
 
 def _refreshed_versions(root: Path) -> Iterator[tuple[Path, CacheSettings]]:
-    """Folders of refreshed versions with their settings; damaged ones, and those of another schema, are left out."""
+    """Folders of refreshed versions with their settings, without damaged ones and those of another schema."""
     for path in list_caches(root):
         with suppress(ValidationError):
             settings = CacheSettings.model_validate(kept_object(path / MANIFEST).get("settings"))

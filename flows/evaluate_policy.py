@@ -35,7 +35,7 @@ async def evaluate_policy(
         runs_root: Folder of all runs.
         evaluation: Settings of the measurement; default: the run's own.
         match: Play whole games between the players that it names instead; `version` is then ignored.
-        play: How the version plays in the score: its temperature, or by search; default: it draws at temperature 1.
+        play: How the version plays in the score: its temperature, or by search; default: it samples at temperature 1.
 
     Raises:
         InputError: no such run or version, or a match that cannot be played.

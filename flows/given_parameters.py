@@ -1,9 +1,8 @@
-"""The parameters of a flow run: its name is made of them, and those of a deployment are checked.
+"""The parameters of a flow run: they determine its name, and those from a deployment are checked.
 
-Anyone who reaches Prefect's server can give such parameters. So they may contain no shell command and no SQL. Folders of runs and
-addresses must be listed on the machine, where its Prefect worker is started. Everything else is a plain name inside the folder of
-runs.
-A flow run that `entente` starts itself, and a subflow, is not checked.
+Anyone who reaches Prefect's server can set such parameters. So they may contain no shell command and no SQL. The environment of
+the Prefect worker lists the permitted folders of runs and addresses. Everything else is a plain name inside the folder of runs.
+Flow runs that `entente` starts itself, and subflows, are not checked.
 """
 
 import os
@@ -23,10 +22,10 @@ from entente.telemetry.errors import InputError
 from storage.runs import MODEL_FOLDER, check_name
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
-"""Environment variable with folders of runs that such a flow run may name, besides `runs` in the working folder."""
+"""Environment variable: folders of runs that such a flow run may use, in addition to `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable with the addresses of vLLM servers, trainers, Dask schedulers and endpoints that such a flow run may
-name, separated by commas."""
+"""Environment variable: comma-separated addresses of vLLM servers, trainers, Dask schedulers and endpoints that such a flow run
+may use."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 PINNED: dict[str, Any] = {
@@ -35,15 +34,15 @@ PINNED: dict[str, Any] = {
     "persist_result": False,
     "result_storage": Path(".prefect/results"),  # Never written. Without it Prefect loads the user's default storage block.
 }
-"""Options of every flow that Prefect takes from the user's settings where a flow leaves them out."""
+"""Options of every flow; without them Prefect uses the user's settings."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def named_after(kind: str, *path: str) -> Callable[[], str]:
-    """A flow run's name on Prefect's pages: `kind-VALUE` by the parameter at `path`, or `kind` where it is not given."""
+    """The name of a flow run: `kind-VALUE` by the parameter at `path`, or `kind` if it is not set."""
 
     def name() -> str:
-        value: Any = flow_run.parameters  # not checked yet: settings, or the plain mapping that a page sends
+        value: Any = flow_run.parameters  # not validated yet: settings, or the plain mapping from the UI
         for part in path:
             value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
         return f"{kind}-{value}" if value else kind
@@ -52,7 +51,7 @@ def named_after(kind: str, *path: str) -> Callable[[], str]:
 
 
 def started_by_deployment() -> bool:
-    """Whether a deployment started this flow run: from Prefect's pages, a schedule, an automation or the API."""
+    """True if a deployment started this flow run: from the UI, a schedule, an automation or the API."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
 
@@ -69,7 +68,7 @@ def check_given(
     Args:
         runs_root: folder of all runs.
         settings: of a training run.
-        runs: names of runs; empty ones are skipped.
+        runs: names of runs; ignores empty ones.
         players: of a match.
 
     Raises:

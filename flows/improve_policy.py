@@ -3,9 +3,8 @@
     open ─▶ [ visit ─▶ label ─▶ learn ─▶ score ] per round
 
 A round visits positions that the newest version reaches, labels them by search in processes on all cores, trains steps on these
-lessons, and scores the version that came of it, with which the next round visits. Visiting goes on while earlier visits are
-labelled. The student changes only after a round's last label. Everything that must survive is in files: the same command
-continues, however the flow ended.
+distillation targets, and scores the resulting version, which visits in the next round. Visits and labelling overlap. The student
+changes only after the last label of a round. All state is in files: the same command continues, however the flow ended.
 """
 
 import asyncio
@@ -54,11 +53,10 @@ from tasks.step_figures import StepClock
 from tasks.train_policy import check_mismatch, has_fresh_rows, quoted, roll_out_groups, train_step
 
 _LABELLED_AT_ONCE = 4
-"""Shards of visits that are labelled at a time: while the playouts of one end, those of the others keep the cores busy."""
+"""Shards of visits labelled at a time: while the playouts of one finish, those of the others keep the cores busy."""
 
 
 def with_steps(settings: RunSettings) -> RunSettings:
-    """The run's settings with at least as many steps as it has."""
     return settings.model_copy(update={"steps": max(settings.steps, last_step(settings.paths))})
 
 
@@ -109,10 +107,10 @@ async def _improve_once(
     number: int,
     student: PolicyVersion,
 ) -> PolicyVersion:
-    """One round; what an earlier attempt left is found, not made again. Returns the newest version.
+    """One round; reuses the work of an earlier attempt. Returns the newest version.
 
     Args:
-        point: score of the round before, which the first step logs; then that of this round.
+        point: score of the previous round, which the first step logs; then that of this round.
     """
     began = time.monotonic()
     await asyncio.to_thread(begin_round, resources.paths, number, improve, student)
@@ -140,7 +138,7 @@ async def _improve_once(
 
 
 async def _label_all(resources: Resources, improve: ImproveSettings, teachers: ProcessPool, number: int) -> int:
-    """Visit and label the round's positions; returns the number of lessons."""
+    """Visit and label the round's positions. Returns the number of distillation targets."""
     first_group = taken = done = 0
     labelling: list[asyncio.Task[int]] = []
     at_once = asyncio.Semaphore(_LABELLED_AT_ONCE)
@@ -155,15 +153,15 @@ async def _label_all(resources: Resources, improve: ImproveSettings, teachers: P
 
     try:
         while taken < improve.positions:
-            found = await visit_groups(quoted(resources), number, first_group)
-            if not found:
+            visited = await visit_groups(quoted(resources), number, first_group)
+            if not visited:
                 raise DataError(f"start groups {first_group} and later of round {number} hold no decision of the policy")
-            count = min(found, improve.positions - taken)
+            count = min(visited, improve.positions - taken)
             labelling.append(asyncio.create_task(label_one(first_group, count)))
             taken, first_group = taken + count, first_group + VISITED_GROUPS
             for each in labelling:
                 if each.done():
-                    each.result()  # an error of the teacher ends the round now
+                    each.result()  # an error of the teacher stops the round
         return sum(await asyncio.gather(*labelling))
     finally:
         for each in labelling:
@@ -179,12 +177,12 @@ async def _learn(
     number: int,
     student: PolicyVersion,
 ) -> tuple[PolicyVersion, dict[str, float]]:
-    """Train steps until the round's lessons are used up; returns the newest version, and the last step's metrics."""
+    """Train steps until the round's targets are used up. Returns the newest version and the metrics of the last step."""
     query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
     resumed, newest, steps = resources.resume_point, student, improve.steps
     clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
     metrics = resumed.metrics if resumed.published == student else {}
-    # A step whose ledger a kill left behind is repeated on its own rows, also when its lessons were the last.
+    # A step whose ledger survived a kill is replayed on its own rows, even if its targets were the last.
     while (repeats := last_step(resources.paths) > newest.version) or await asyncio.to_thread(
         resources.trainer.lessons_left, query
     ):
@@ -193,7 +191,7 @@ async def _learn(
         if groups and not repeats:
             stretch = Stretch(step=step, first_group=(step - 1) * groups, count=groups)
             reports = (await roll_out_groups(quoted(resources), stretch),)
-            await has_fresh_rows(resources)  # lists the folders: steps on lessons alone leave gaps in the numbers
+            await has_fresh_rows(resources)  # lists the folders: steps on targets alone leave gaps in the numbers
         rolled = StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=float(not reports), queue={})
         trained = await train_step(quoted(resources), step, groups, query)
         newest, metrics = trained.published, trained.metrics

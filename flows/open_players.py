@@ -1,7 +1,7 @@
-"""Opens engines for the policy versions, models and adapters of a match. Scripted players need none, also if they search.
+"""Opens engines for the policy versions, models and adapters of a match. Scripted players need none, even with search.
 
-Versions of one base are adapters of one engine. Those of two runs may have the same number, so each version gets its own number
-there. A model that plays without a run has an engine of its own. The engines take turns on one thread.
+Versions of one base are adapters of one engine, which numbers them itself, because versions of two runs may have the same number.
+A model without a run has an engine of its own. The engines share one thread.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -43,12 +43,11 @@ class OpenPlayers:
     deciders: dict[str, Decider] = field(default_factory=dict)
     """By the player's name; scripted players that do not search have none."""
     served: dict[str, tuple[Engine, Tokens, int]] = field(default_factory=dict)
-    """Engine, tokens and the engine's number of each version, by the version's name."""
+    """Name of a version -> engine, tokens and number in the engine."""
     processes: ProcessPool | None = None
-    """Play out for those who search; None: the host's thread does."""
+    """Processes for playouts of searching players; None: on the host's thread."""
 
     def decider(self, player: Contestant, play: PlaySettings) -> Decider | None:
-        """What decides for the player; None for a scripted player that does not search."""
         name = player.without_search.name
         if not player.is_policy:
             return SearchDecider(play.search, proposer=name, processes=self.processes) if player.searches else None
@@ -60,13 +59,13 @@ class OpenPlayers:
 
 @asynccontextmanager
 async def open_players(players: Sequence[Contestant], runs_root: Path, play: PlaySettings) -> AsyncIterator[OpenPlayers]:
-    """The players with what decides for them; each policy version is at an engine that serves it.
+    """Open the deciders of the players, with engines that serve their versions.
 
     Raises:
-        InputError: the search cannot be made, or the versions' runs have different base models or tokenizers.
+        InputError: the search settings are invalid, or the runs have different base models or tokenizers.
     """
     check_searches(players, play)
-    # A version that plays with and without a search is served once.
+    # A version that plays with and without search is served once.
     policies = list({each.name: each for player in players if player.is_policy for each in [player.without_search]}.values())
     async with AsyncExitStack() as stack:
         host = EngineHost("match-engine")
@@ -91,8 +90,6 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Players that one engine serves."""
-
     players: Sequence[Contestant]
     model: Path
     tokens: Mapping[str, Tokens]
@@ -101,10 +98,10 @@ class _Group:
 
 
 async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads: int) -> list[_Group]:
-    """What each engine serves. The threads are set first, because loading a tokenizer may import torch.
+    """What each engine serves. Sets the number of threads first, because loading a tokenizer may import torch.
 
     Args:
-        model_threads: for a model that plays without a run: 1 beside a search, whose processes take all cores.
+        model_threads: for a model without a run: 1 with search, whose processes use all cores.
     """
     models = [player for player in policies if player.model is not None]
     versions = [player for player in policies if player.model is None]
@@ -139,10 +136,10 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads
 
 
 def model_inference(folder: Path) -> InferenceSettings:
-    """Engine settings of a model that plays without a run: its own positions, and the torch engine.
+    """Engine settings of a model without a run.
 
-    Such a model is small. The torch engine then starts sooner than vLLM, draws about as fast, and holds no memory of a card that
-    another engine needs.
+    Such a model is small: the torch engine starts sooner than vLLM, samples about as fast, and takes no GPU memory from another
+    engine.
     """
     return InferenceSettings(model=str(folder), engine="torch", max_model_length=max_position(folder))
 
@@ -159,12 +156,12 @@ def check_same_base(models: Mapping[str, Path], runs_root: Path) -> None:
         if identities[run] != identities[first]:
             raise InputError(
                 f"runs '{first}' and '{run}' have different base models or tokenizers, and one engine serves one base: "
-                f"write a version of '{run}' as a folder with `entente export --merged`, and let that play"
+                f"export a version of '{run}' with `entente export --merged`, and use that folder as the player"
             )
 
 
 async def _published(host: EngineHost, engine: Engine, group: Sequence[Contestant]) -> list[tuple[int, Contestant]]:
-    """Publish the versions and return the engine's number of each; the base model is 0 and needs no publishing."""
+    """Publish the versions. Returns the number of each in the engine; the base model is 0 and needs no publishing."""
     numbered = []
     for place, player in enumerate(group, start=1):
         number = BASE_VERSION if player.adapter is None else place

@@ -1,9 +1,8 @@
 """Opens the resources of a run in the required order, and closes them however the run ends.
 
-The trainer's process starts before vLLM is imported, and loads its model while the engine starts. If both take the same card, the
-engine starts after the trainer has loaded, because vLLM measures the memory that is left. The settings are checked before
-anything is written into the run's folder. A run that is refused later leaves its name free. A resumed run continues from its
-files alone.
+The trainer's process starts before vLLM is imported, and loads its model while the engine starts. If both share a card, the
+engine starts after the trainer has loaded, because vLLM measures free memory. Settings are checked before anything is written
+into the run's folder. A run that is refused later leaves its name free. A resumed run continues from its files alone.
 """
 
 import asyncio
@@ -58,9 +57,9 @@ from tasks.train_policy import quoted, roll_out_groups, roll_out_on_dask
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """`settings` with a name for the run; if none is given, it is made of model, seed, time and two random bytes.
+    """Name an unnamed run after model, seed, time and two random bytes.
 
-    Runs that start in one second have different names, and a model may lie in a folder whose name no run can have.
+    So runs that start in the same second differ, and the folder of the model may have any name.
     """
     if settings.run:
         return settings
@@ -70,11 +69,11 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 
 
 def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
-    """Check all inputs that can be checked before a server starts or a game is played; returns the cards that the run takes.
+    """Check inputs before a server starts or a game is played. Returns the cards of the run.
 
     Raises:
-        InputError: settings contradict each other or those of the resumed run, the run's name is taken, there is no run to
-            resume, there is no such model, its tokenizer or chat template cannot be used, or a card cannot.
+        InputError: settings contradict each other or those of the resumed run, the name of the run is taken, there is no run to
+            resume, there is no such model, or its tokenizer, its chat template or a card is unusable.
     """
     check_settings(settings)
     check_runs_root(settings.runs_root, settings.run)
@@ -85,15 +84,15 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
         tokens = Tokens(Codec(resolve_model(settings.inference.model)), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
     if not resume:
-        check_prompts(settings)  # of a model from the hub, once it is here
+        check_prompts(settings)  # of a model from the hub, once downloaded
     cards = check_room(settings, trains=True)
-    apply_threads(settings.threads[0])  # a user's own loss loads torch
+    apply_threads(settings.threads[0])  # a user's own loss imports torch
     try_loss(settings.training.loss)
     return cards
 
 
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
-    """The summary of a run that has finished these steps and was scored with these settings; None if work is left."""
+    """The summary of a run that is done with these steps and scored with these settings; None if work remains."""
     paths = settings.paths
     if not paths.summary.exists():
         return None
@@ -105,7 +104,7 @@ def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
 
 
 async def prepare_model(settings: RunSettings) -> Path:
-    """Folder of the model that plays. The tiny model is made if it is missing; another one is found and checked.
+    """Folder of the base model; makes a missing tiny model.
 
     Raises:
         InputError: there is no such model, or it is too short for the settings.
@@ -119,14 +118,14 @@ async def prepare_model(settings: RunSettings) -> Path:
 
 
 async def prepare_cache(settings: RunSettings) -> StateCache:
-    """The state cache of these settings. Its own flow builds it if it is missing or damaged."""
-    found = await asyncio.to_thread(find_cache, settings.runs_root / CACHE_FOLDER, settings.cache)
-    if found is not None:
+    """The state cache of these settings. A subflow builds it if it is missing or damaged."""
+    folder = await asyncio.to_thread(find_cache, settings.runs_root / CACHE_FOLDER, settings.cache)
+    if folder is not None:
         try:
-            return await asyncio.to_thread(open_cache, found, settings.cache)
+            return await asyncio.to_thread(open_cache, folder, settings.cache)
         except DataError as error:
             reporter().say(f"set aside and built again: {error}")
-            set_aside(found)
+            set_aside(folder)
     built = await build_state_cache(settings.cache, settings.runs_root)
     assert built is not None, "no run was named"
     return await asyncio.to_thread(open_cache, built)
@@ -134,10 +133,11 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 @asynccontextmanager
 async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone: bool = False) -> AsyncIterator[Resources]:
-    """The resources of a new run, or with `resume` of an existing one, ready to play and train.
+    """Open the resources of a new run, or with `resume` of an existing one.
 
     Args:
-        trains_alone: nothing else computes while the trainer does, so it may use all cores, whatever `pipeline.buffer_depth` is.
+        trains_alone: nothing else computes during training, so the trainer may use all cores, whatever `pipeline.buffer_depth`
+            is.
 
     Raises:
         InputError: the settings contradict each other or the run's own, its name is taken or missing, another process trains
@@ -158,7 +158,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             reporter().say(warning)
         tokens = Tokens(Codec(model), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
-        # Wait a second: a report takes this lock for a moment to see whether the run is being trained.
+        # Wait a second: a report takes this lock briefly to see whether the run is being trained.
         if not stack.enter_context(held(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
@@ -228,7 +228,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
 
 @asynccontextmanager
 async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutQueue]:
-    """The queue of the run's rollouts, which are played in this process or on a Dask cluster: one Prefect task a stretch."""
+    """The queue of the run's rollouts, in this process or on a Dask cluster; a Prefect task per range of start groups."""
     async with AsyncExitStack() as stack:
         play = partial(roll_out_groups, quoted(resources))
         if settings.pipeline.task_runner == "dask":
@@ -246,18 +246,18 @@ async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterat
 
 
 def _free_name(paths: RunPaths, kind: object, error: BaseException | None, trace: object) -> None:
-    """Exit callback: a run whose input was refused before any rollout is none; without settings.json its name is free again."""
+    """Exit callback: free the name of a run whose input was refused before any rollout, by removing settings.json."""
     if isinstance(error, InputError) and not folders_in(paths.shards):
         paths.settings.unlink()
 
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """SIGTERM cancels the current task inside the block, as Ctrl-C does, so that the flow closes its engine and its trainer. No
-    effect outside the main thread, which receives no signals.
+    """Within the block SIGTERM cancels the current task, as Ctrl-C does, so that the flow closes its engine and its trainer. Only
+    in the main thread, which receives signals.
 
-    Prefect's own handler raises in the main thread, most often inside the event loop. The loop then ends before the flow can
-    close anything. A Prefect worker that cancels a flow run also sends SIGTERM; Prefect distinguishes the two cases.
+    Prefect's own handler raises in the main thread, mostly inside the event loop, which then stops before the flow can close
+    anything. A Prefect worker that cancels a flow run also sends SIGTERM; Prefect distinguishes the two cases.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a flow runs in a task"
@@ -274,20 +274,20 @@ def _cancelled_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_resume_point(settings: RunSettings, found: TrainedStep) -> None:
-    for sentence in found.set_aside:
+def _check_resume_point(settings: RunSettings, point: TrainedStep) -> None:
+    for sentence in point.set_aside:
         reporter().say(f"set aside: {sentence}")
-    if found.step_done > settings.steps:
+    if point.step_done > settings.steps:
         raise InputError(
-            f"run '{settings.run}' has done {found.step_done} steps, more than steps {settings.steps}: "
-            f"give --steps {found.step_done} or more"
+            f"run '{settings.run}' has done {point.step_done} steps, more than steps {settings.steps}: "
+            f"set --steps to {point.step_done} or more"
         )
-    if found.step_done:
-        reporter().say(f"continuing after step {found.step_done}")
+    if point.step_done:
+        reporter().say(f"continuing after step {point.step_done}")
 
 
 def _provenance(settings: RunSettings, model: Path, base: str) -> dict[str, str]:
-    # The folders of run and model are left out: they change when these are moved.
+    # Without the folders of run and model, which change when they are moved.
     hashed = settings.model_dump(mode="json", exclude={"runs_root": True, "inference": {"model"}})
     return {
         "run": settings.run,

@@ -1,4 +1,4 @@
-"""Plays a match: counts the games, reads those already played, plays the rest, and writes the table."""
+"""Plays a match: plans the games, reads those already played, plays the rest, and writes the table."""
 
 import asyncio
 from collections.abc import Sequence
@@ -36,10 +36,10 @@ from tasks.evaluation import play_games
 
 
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
-    """Play the games of the match that are missing, and return its table as plain values.
+    """Play the missing games of the match, and return its table as plain values.
 
     Args:
-        run: Name of the run that the versions and the match's files belong to; empty: no version of a run plays.
+        run: Name of the run of the versions and of the match's files; empty if no version of a run plays.
 
     Raises:
         InputError: unknown players, runs that cannot play each other, or no held-out positions.
@@ -57,7 +57,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     held_out: Sequence[Snapshot] = ()
     if match.start == "held-out":
         if settings is None:
-            raise InputError("games from held-out positions need a run that has some: name it with --run")
+            raise InputError("games from held-out positions need a run with such positions: name it with --run")
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
     label = match_label(match, everybody)
     done = read_games(folder, label)
@@ -104,7 +104,7 @@ def _measures(record: MatchRecord) -> str:
 
 
 def _write_plot(file: Path, record: MatchRecord) -> str:
-    """Draw the players' centres by year; returns the file, or nothing where there is too little to draw."""
+    """Draw the players' centres by year. Returns the file, or "" if there is too little to draw."""
     from entente.reports.drawing import stand_alone
     from entente.reports.plots import match_by_year
 
@@ -124,11 +124,10 @@ async def _play(
 ) -> float:
     """Play the missing games; add them to `done` and to the match's file.
 
-    Returns:
-        CPU seconds of this process, without the start of an engine in it, and of the processes that ended with the match.
+    Returns CPU seconds of this process, without engine start, and of the processes that ended with the match.
     """
     if done:
-        reporter().say(f"{len(done)} games of this match are there already; {len(missing)} are played")
+        reporter().say(f"{len(done)} games of this match exist already; playing {len(missing)}")
     endpoints = [player.name for player in players if player.is_endpoint]
     outside = OutsidePlayers(endpoints, answers_file(folder, label), match.outside)
     async with AsyncExitStack() as stack:

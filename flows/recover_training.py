@@ -1,9 +1,9 @@
-"""Flow: resume a training run or a round of improvement whose process was lost, or raise an alert if that cannot be.
+"""Flow: resume a training run or a round of improvement whose process was lost, or else raise an alert.
 
 An automation (entente/prefect_server/automations.py) starts this flow when a flow run tagged `train` crashed, failed, or sent no
-heartbeat; a schedule starts it for losses without an event. Prefect only names the flow runs to check, and says whether a person
-ended one. Whether a run is done, which process trains it and its newest step are read from its folder. The run's locks and
-ledgers keep two processes from training it at once. The runs of a sweep belong to no deployment, so they are left alone.
+heartbeat. A schedule starts it for losses without an event. Prefect only lists the flow runs to check, and whether a user
+cancelled one. The folder of the run shows whether it is done, which process trains it, and its newest step. Locks and ledgers
+prevent two processes from training it at once. Runs of a sweep belong to no deployment, so the flow ignores them.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ from storage.runs import RunPaths, check_name
 from tasks.alerts import raise_alert
 
 SILENT = "no sign of life came from it"
-"""The message of the state that the automation on missing heartbeats sets begins with this."""
+"""Start of the message of the state that the automation on missing heartbeats sets."""
 TAG = "train"
-"""Tag of the flow runs that are recovered."""
+"""Tag of the flow runs to recover."""
 PROJECT_TAG = "entente"
 """Tag of the flow runs of all deployments in prefect.yaml."""
 _PENDING_S = 300.0
-"""Seconds after which a flow run that a worker accepted but did not start counts as lost."""
+"""Seconds until a flow run that a worker accepted but did not start counts as lost."""
 _ENDS_WITHIN_S = 60.0
 _LOOKS_BACK = timedelta(days=1)
 
@@ -68,20 +68,20 @@ _LOOKS_BACK = timedelta(days=1)
     **PINNED | dict[str, Any](retries=2, retry_delay_seconds=10),
 )
 async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")) -> dict[str, str]:
-    """Check all training runs that ended badly in the last day or count as running. Returns what was done, by flow run id.
+    """Check all training runs that crashed or failed in the last day or count as running. Returns the actions by flow run id.
 
-    One look at a time is enough, because it goes on until nothing is left to check: Prefect cancels those that would start
-    meanwhile (prefect.yaml), and one on another host ends at once.
+    One check at a time suffices, because it continues until nothing is left: Prefect cancels checks that would start meanwhile
+    (prefect.yaml), and one on another host returns at once.
 
     Args:
-        flow_run_id: A flow run of `train-policy` or `improve-policy` that ended, however long ago; empty for none.
+        flow_run_id: An ended flow run of `train-policy` or `improve-policy`, however old; empty for none.
         runs_root: Folder of all runs.
     """
     check_given(runs_root)
     done: dict[str, str] = {}
     with held(runs_root / WORK_FOLDER / ".recovery.lock") as free:
         if not free:
-            reporter().say("another look over all runs is at work")
+            reporter().say("another check of all runs is in progress")
             return done
         async with get_client() as client:
             ids = {UUID(flow_run_id)} if flow_run_id else set()
@@ -94,13 +94,13 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
 
 
 async def _find_candidates(client: PrefectClient) -> set[UUID]:
-    """Flow runs that ended badly in the last day, and those that count as running although their process is gone or hangs."""
+    """Flow runs that crashed or failed in the last day, and running ones whose process is gone or hangs."""
     tagged = FlowRunFilterTags(all_=[TAG])
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
     ended = await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=bad, end_time=recent))
     busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]))
-    found = {run.id for run in ended}
+    candidates = {run.id for run in ended}
     for run in await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=busy)):
         runs_root = _runs_root(run)
         work = read_work(runs_root, str(run.id))
@@ -115,12 +115,12 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
             why = "its worker was lost before it started" if work is None else lost
             end = Cancelled(message=why) if run.state.is_cancelling() else Crashed(message=why)
             await client.set_flow_run_state(run.id, end, force=True)
-            found.add(run.id)
-    return found
+            candidates.add(run.id)
+    return candidates
 
 
 async def _end_lost_tasks(client: PrefectClient) -> None:
-    """Set task runs to Crashed that count as running although their flow run ended: a killed process cannot report their end."""
+    """Set running task runs of ended flow runs to Crashed: a killed process cannot report their end."""
     ended = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED]))
     going = TaskRunFilterState(name=None, type=TaskRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING]))
     for task in await client.read_task_runs(
@@ -131,7 +131,7 @@ async def _end_lost_tasks(client: PrefectClient) -> None:
 
 
 def _hangs(paths: RunPaths, running_s: float) -> bool:
-    """Whether a flow run that has run for so long has changed no file of its run for twice `STALLED_MINUTES`."""
+    """True if a flow run has changed no file of its run for twice `STALLED_MINUTES`."""
     if not paths.settings.is_file():
         return False
     parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
@@ -141,7 +141,7 @@ def _hangs(paths: RunPaths, running_s: float) -> bool:
 
 
 async def _recover(client: PrefectClient, flow_run: UUID) -> str:
-    """Resume, revive or give up one flow run. Returns a sentence about what was done."""
+    """Resume, revive or give up one flow run. Returns the action as a sentence."""
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
@@ -164,23 +164,23 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
         os.kill(work.pid, signal.SIGKILL)
         await _wait_for_exit(work)
     if decision.action == "resume":
-        said = await _start_again(client, ended, settings, decision)
+        sentence = await _start_again(client, ended, settings, decision)
     else:
-        said = decision.because
+        sentence = decision.because
     if decision.action == "give_up":
         has_folder = bool(settings.run) and settings.paths.root.is_dir()
-        alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=said)
+        alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=sentence)
         file = settings.paths.alerts if has_folder else settings.runs_root / WORK_FOLDER / "alerts.jsonl"
         raise_alert(file, alert)
     if settings.run and decision.action != "leave":
-        _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): said})
-    return said
+        _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): sentence})
+    return sentence
 
 
 async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
-    """Start the deployment again for the same run. A second request for the same flow run starts nothing."""
+    """Start the deployment again for the same run. Idempotent per flow run."""
     assert ended.deployment_id is not None
-    parameters, kind = ended.parameters, "improve"  # which always continues from the run's files
+    parameters, kind = ended.parameters, "improve"  # always continues from the run's files
     if not _improves(ended):
         parameters, kind = _resumed(ended, settings), "train"
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
@@ -196,17 +196,17 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 
 
 def _improves(ended: FlowRun) -> bool:
-    """Whether it is a flow run of `improve-policy`, which names its run and leaves the settings to it."""
+    """True for a flow run of `improve-policy`, which has no parameter `settings`."""
     return "settings" not in ended.parameters and "run" in ended.parameters
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
-    """The parameters with which `train-policy` continues the run, or begins it anew if it has no folder."""
+    """Parameters of `train-policy` that continue the run, or restart it if it has no folder."""
     has_folder = settings.run and settings.paths.settings.exists()
-    if has_folder:  # another version may have started it, with other defaults
+    if has_folder:  # another release may have started it, with other defaults
         try:
             settings = settings.model_copy(update={"prompts": settings_of(settings.paths).prompts})
-        except InputError as error:  # the run will refuse too; the other runs are still looked at
+        except InputError as error:  # the run will refuse too; continue with the other runs
             reporter().say(str(error))
     return ended.parameters | {
         "settings": settings.model_dump(mode="json"),
@@ -215,14 +215,13 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
 
 
 def _runs_root(run: FlowRun) -> Path:
-    """The folder of runs that the flow run names."""
     settings = run.parameters.get("settings")
     named = run.parameters if _improves(run) else settings if isinstance(settings, dict) else {}
     return Path(str(named.get("runs_root", "runs")))
 
 
 def _settings(ended: FlowRun) -> RunSettings | None:
-    """The settings of the flow run; None if its parameters are not those of a training run."""
+    """None if the parameters are not those of a training run."""
     runs_root = _runs_root(ended)
     try:
         check_given(runs_root)
@@ -276,7 +275,7 @@ def _error_name(message: str) -> str:
 
 
 async def _wait_for_exit(work: Work | None) -> None:
-    """Wait up to _ENDS_WITHIN_S for the process to end; it may still be closing its resources."""
+    """Wait up to _ENDS_WITHIN_S for the process, which may still be closing its resources."""
     until = time.monotonic() + _ENDS_WITHIN_S
     while work is not None and work.process() == "alive" and time.monotonic() < until:
         await asyncio.sleep(0.5)

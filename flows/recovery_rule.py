@@ -1,6 +1,6 @@
-"""Decides what to do with a training run whose flow run ended, from facts about its files and its process.
+"""Decides how to recover a training run whose flow run ended, from facts about its files and its process.
 
-The rule is pure. `flows/recover_training.py` gathers the facts and carries out the decision.
+Pure functions. `flows/recover_training.py` collects the facts and executes the decision.
 """
 
 from collections.abc import Sequence
@@ -11,31 +11,29 @@ from flows.work_record import Process
 
 Action = Literal["leave", "revive", "resume", "give_up"]
 HOPELESS = ("InputError", "DataError")
-"""Errors that would occur again on every attempt: wrong input, or a damaged file."""
+"""Errors that would recur on every attempt: wrong input, or a damaged file."""
 ATTEMPTS_MAX = 3
-"""Restarts at one step before an alert: a fault that three could not pass needs a person."""
+"""Restarts at one step before an alert."""
 _CANCELS, _BEGINS = ("CANCELLING", "CANCELLED"), ("SCHEDULED", "PENDING", "RUNNING")
 PAUSE_S = 30.0
-"""Seconds before the second attempt. Each further attempt waits this much longer."""
+"""Seconds before the second attempt; each further attempt waits this much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
-    """How often a run was started again without recording a new step."""
+    """Restarts of a run without a new recorded step."""
 
     count: int = 0
     step: int = 0
     """The newest recorded step at the last attempt."""
 
     def at(self, step: int) -> "Attempts":
-        """The attempts that count at the recorded step `step`: none if the run has made progress."""
+        """The attempts at the recorded step `step`: none if the run has made progress."""
         return self if step <= self.step else Attempts(count=0, step=step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known about the run."""
-
     run: str
     finished: bool
     """All steps are done and the summary exists."""
@@ -44,7 +42,7 @@ class Facts:
     process: Process | None
     """Process of the flow run that ended; None if it was never recorded."""
     silent: bool
-    """Prefect calls the flow run crashed only because its heartbeats stopped."""
+    """The flow run counts as crashed only because its heartbeats stopped."""
     error: str
     """Name of the error that ended it; empty for none."""
     step: int
@@ -54,8 +52,6 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryAction:
-    """What to do."""
-
     action: Action
     because: str
     """The reason, in one sentence."""
@@ -63,40 +59,37 @@ class RecoveryAction:
     """Kill the stopped process first."""
     attempts: Attempts = Attempts()
     wait_s: float = 0.0
-    """Seconds to wait before the run is started again."""
+    """Seconds to wait before the restart."""
 
 
 def was_cancelled(states: Sequence[str]) -> bool:
-    """Whether somebody asked for the flow run's end since it last began.
+    """True if a user cancelled the flow run since its last start.
 
-    The process reports a crash when it is ended. Prefect sets the state to Cancelled only some seconds later, or never if the
-    worker is lost.
+    A cancelled process reports a crash. Prefect sets the state to Cancelled only some seconds later, or never if the worker is
+    lost.
 
     Args:
-        states: types of its states, the oldest first.
+        states: types of its states, oldest first.
     """
     ours = [state for state in states if state in _CANCELS + _BEGINS]
     return bool(ours) and ours[-1] in _CANCELS
 
 
 def decide(facts: Facts) -> RecoveryAction:
-    """The action for these facts."""
     run = f"run '{facts.run}'" if facts.run else "a run without a name yet"
     if facts.finished:
         return RecoveryAction(action="leave", because=f"{run} is done")
     if facts.silent and facts.process == "alive":
-        return RecoveryAction(action="revive", because=f"{run} is still being trained: only its heartbeats did not arrive")
+        return RecoveryAction(action="revive", because=f"{run} is still being trained: only its heartbeats were lost")
     if facts.held and facts.process != "stopped":
         return RecoveryAction(action="leave", because=f"{run} is being trained by another process")
     if facts.error in HOPELESS:
-        return RecoveryAction(
-            action="give_up", because=f"{run} ended with an {facts.error}, which would occur again on every attempt"
-        )
+        return RecoveryAction(action="give_up", because=f"{run} ended with an {facts.error}, which would recur on every attempt")
     attempts = facts.attempts.at(facts.step)
     if attempts.count >= ATTEMPTS_MAX:
         return RecoveryAction(
             action="give_up",
-            because=f"{run} was started again {attempts.count} times at step {facts.step} and made no progress: read its log, "
+            because=f"{run} was restarted {attempts.count} times at step {facts.step} and made no progress: read its log, "
             "then resume it",
             attempts=attempts,
         )

@@ -1,6 +1,6 @@
-"""Scores of a run: its base model, its trained version, versions between, and scripted players; and the run's summary.
+"""Scores of a run (base model, trained version, versions in between, scripted players), and its summary.
 
-Each score is written to a file of the run when it is measured. A score that a file already holds is not measured again.
+Each score is stored in a file of the run, and measured only once.
 """
 
 from typing import Any
@@ -25,10 +25,10 @@ def run_summary(
     """Figures of a finished run.
 
     Args:
-        totals: counted from the run's files, whichever process wrote them.
+        totals: counts from the run's files.
         scores: by label, such as "base" or "trained_vs_mover".
-        orchestration_share: share of the steps' time spent in Prefect and the flow, from 0 to 1.
-        wall_s: seconds of the run.
+        orchestration_share: fraction of the steps' time spent in Prefect and the flow, 0 to 1.
+        wall_s: wall time of the run, seconds.
     """
     summary: dict[str, Any] = {}
     if "base" in scores:
@@ -57,20 +57,20 @@ async def score_policy(resources: Resources, settings: RunSettings, label: str) 
 
 
 async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
-    """Score two scripted players in the same way, by label. `teacher` is one that the model imitated."""
+    """Score two scripted players, by label; `teacher` is one that the model imitated."""
     opponents = settings.evaluation.opponents[0]
     players = {"random": "random", "teacher" if settings.inference.model == TINY else TINY_TEACHER: TINY_TEACHER}
     return {label: await _score(resources, settings, label, player, opponents, 0) for label, player in players.items()}
 
 
 def due(settings: RunSettings, version: int) -> bool:
-    """Whether this version is measured while training goes on. The last one is scored anyway."""
+    """True if this version is scored during training. The last one is always scored."""
     every = settings.evaluation.every
     return bool(every) and version % every == 0 and version < settings.steps
 
 
 async def score_version(resources: Resources, settings: RunSettings, version: int) -> dict[str, float]:
-    """Score a version between, which the engine serves; its point in the run's strength over versions, as metrics."""
+    """Score the served version during training. Returns `score/track` metrics."""
     with resources.spans.span("evaluate"):
         score = await _score(resources, settings, track_label(version), POLICY, settings.evaluation.opponents[0], version)
     figures = {"score/track": score.mean, "score/track_version": float(version)}

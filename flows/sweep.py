@@ -2,8 +2,8 @@
 
     runs/<name>-<n>/    the runs, counted from 1: all seeds of the first combination of values, then those of the second ...
 
-The runs follow from the sweep's TOML file, and their scores are in their summaries: a sweep has no other file. This module starts
-nothing.
+The TOML file of the sweep determines its runs, and their summaries hold the scores: a sweep has no other file. This module starts
+no run.
 """
 
 import itertools
@@ -28,23 +28,23 @@ from storage.json_files import read_object
 from storage.runs import check_run_name
 
 _MOST_RUNS = 1000
-"""Runs of a sweep at most: each takes minutes, so more are a mistake."""
+"""Upper bound of runs in a sweep: each takes minutes, so more are a mistake."""
 _OWN = {"run": "name", "runs_root": "--runs-root", "seed": "seeds"}
 
 
 class Sweep(Settings):
-    """What a sweep's file says."""
+    """Content of a sweep file."""
 
     model_config = ConfigDict(title="Sweep")
 
     name: str
-    """Name of the sweep, and beginning of its runs' names."""
+    """Name of the sweep, and prefix of its runs' names."""
     preset: str = "laptop"
     """Preset of all runs."""
     config: tuple[str, ...] = ()
     """TOML files laid over the preset; later ones win."""
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    """Seeds with which each combination of values is trained."""
+    """Seeds to train each combination of values with."""
     settings: Annotated[dict[str, list[Any]], Field(min_length=1)]
     """Dotted name of a setting -> its values; every combination is trained."""
 
@@ -75,7 +75,7 @@ def read_sweep(file: Path) -> Sweep:
     """The sweep in a TOML file.
 
     Raises:
-        InputError: it cannot be read, or names what no sweep can have.
+        InputError: it cannot be read, or is invalid.
     """
     try:
         return Sweep.model_validate(read_settings_file(file))
@@ -94,12 +94,12 @@ class SweepPoint:
 
     @property
     def scores(self) -> dict[int, float]:
-        """By seed, of the runs that are done."""
+        """Score by seed, of the completed runs."""
         return {run.seed: score for run in self.runs if (score := score_of(run)) is not None}
 
 
 def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
-    """All combinations of a sweep's values. The first is the one that others are compared with.
+    """All combinations of a sweep's values. The others are compared with the first.
 
     Raises:
         InputError: a setting refuses a value, or the runs cannot share a process.
@@ -109,8 +109,8 @@ def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
     for values in itertools.product(*sweep.settings.values()):
         point = dict(zip(sweep.settings, values, strict=True))
         tree = reduce(merge_layers, (_nested(name, value) for name, value in point.items()), dict[str, Any]())
-        given = [{"run": f"{sweep.name}-{next(numbers)}", "runs_root": runs_root, "seed": seed} for seed in sweep.seeds]
-        runs = [layered_settings(sweep.preset, map(Path, sweep.config), merge_layers(tree, each)) for each in given]
+        overrides = [{"run": f"{sweep.name}-{next(numbers)}", "runs_root": runs_root, "seed": seed} for seed in sweep.seeds]
+        runs = [layered_settings(sweep.preset, map(Path, sweep.config), merge_layers(tree, each)) for each in overrides]
         points.append(SweepPoint(values=point, runs=runs))
     if any(run.cache.from_run == NEWEST for point in points for run in point.runs):
         raise InputError(
@@ -126,7 +126,7 @@ def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
 
 
 def base_question(run: RunSettings) -> str:
-    """What the scores of the base depend on. Runs with equal ones share them."""
+    """Key of the base scores: runs with equal keys share them."""
     chosen = run.model_dump(mode="json", include={"inference", "tiny_model", "prompts", "cache"})
     return json.dumps([chosen, run.evaluation.question.model_dump(mode="json")], sort_keys=True)
 
@@ -140,9 +140,9 @@ def score_of(run: RunSettings) -> float | None:
 
 
 def sweep_results(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:
-    """One object for each point: its values and runs, its score over seeds, and what it gains over the first point.
+    """One object per point: its values and runs, its score over seeds, and its gain over the first point.
 
-    A seed is a cluster: runs of one seed meet the same positions and luck, so points are compared seed by seed.
+    A seed is a cluster: runs of one seed have the same positions and random numbers, so points are paired by seed.
     """
     return [_result(point, {} if point is points[0] else points[0].scores) for point in points]
 
@@ -161,15 +161,15 @@ def _result(point: SweepPoint, first: Mapping[int, float]) -> dict[str, Any]:
 def _over_seeds(by_seed: Mapping[int, float]) -> dict[str, Any] | None:
     if not by_seed:
         return None
-    found = estimate(list(by_seed.values()), list(by_seed), SCORE_SEED)
-    return {"mean": round(found.mean, 4), "interval": found.rounded(), "seeds": found.clusters}
+    score = estimate(list(by_seed.values()), list(by_seed), SCORE_SEED)
+    return {"mean": round(score.mean, 4), "interval": score.rounded(), "seeds": score.clusters}
 
 
 def result_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """The table of results, column -> text, with the same columns in each row."""
+    """Rows of the table of results, column -> text."""
 
-    def text(found: Mapping[str, Any] | None) -> str:
-        return "" if found is None else f"{found['mean']:+.3f} {format_interval(found['interval'], '+.3f')}"
+    def text(score: Mapping[str, Any] | None) -> str:
+        return "" if score is None else f"{score['mean']:+.3f} {format_interval(score['interval'], '+.3f')}"
 
     return [
         {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in each["settings"].items()}
@@ -184,5 +184,4 @@ def result_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def _nested(name: str, value: Any) -> dict[str, Any]:
-    """A setting by dotted name as a tree."""
     return reduce(lambda inner, part: {part: inner}, reversed(name.split(".")), value)

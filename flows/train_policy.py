@@ -8,8 +8,8 @@
               or, ahead, for  due; else nothing  to s + depth; process       for the engines only if nothing
               enough rows                        no waiting                  plays ahead, or s is scored
 
-Everything that must survive is in files, never in Prefect: with `resume` the same flow continues from those files, however the
-run ended. How rollouts and training overlap is decided in `tasks/rollout_queue.py`.
+All state is in files, never in Prefect: with `resume` the same flow continues from those files, however the run ended.
+`tasks/rollout_queue.py` decides how rollouts and training overlap.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from tasks.step_figures import StepClock
 from tasks.train_policy import check_agreement, forget_finished_tasks, quoted, train_step
 
 _CLEAR_EVERY = 20
-"""Steps between two removals of old adapters and shards, and of what Prefect remembers of finished tasks."""
+"""Steps between removals of old adapters and shards, and of Prefect's records of finished tasks."""
 
 
 @flow(name="train-policy", flow_run_name=named_after("train", "settings", "run"), **PINNED)
@@ -73,7 +73,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
 
 
 async def _train_steps(resources: Resources, settings: RunSettings, log: MetricLog) -> float:
-    """Roll out, train and publish, step by step. Returns the share of the time that orchestration took."""
+    """Roll out, train and publish, step by step. Returns the fraction of the time spent on orchestration."""
     first_step = resources.resume_point.step_done + 1
     page = RunPage(settings.run, settings.steps)
     desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
@@ -101,7 +101,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
 
 
 def open_log(resources: Resources, settings: RunSettings) -> MetricLog:
-    """Open the run's metrics and drop those after its newest step. Write that step's metrics if a kill prevented it."""
+    """Open the run's metrics, drop those after its newest step, and add those of that step if a kill prevented it."""
     resume_point, configuration = resources.resume_point, settings.model_dump(mode="json")
     log = MetricLog(
         resources.paths.metrics,

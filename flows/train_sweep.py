@@ -1,7 +1,7 @@
 """Trains the runs of a sweep one after another in this process.
 
-Each run is a flow run of `train-policy` with the tag `sweep:<name>`. Equal state caches and made models are made once, under
-the folder of runs. The first run of each base question measures the base; the others copy it.
+Each run is a flow run of `train-policy` with the tag `sweep:<name>`. Runs share equal state caches and models under the folder of
+runs. The first run with each `base_question` measures the base; the others copy its scores.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
     """Train the runs of the sweep `name` that are not done.
 
     Args:
-        resume: continue runs that are there; those that had failed are tried again.
+        resume: continue existing runs, including failed ones.
 
     Raises:
-        InputError: a run cannot be trained, is there and `resume` is not given, or has other settings.
-        TrainingError: the training of a run failed. All others are done.
+        InputError: a run cannot be trained, exists without `resume`, or has other settings.
+        TrainingError: the training of a run failed; all others are done.
     """
     os.environ["WANDB_RUN_GROUP"] = name  # W&B shows the runs of one group together
     for run in runs:
@@ -40,12 +40,12 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
             if score_of(run) is None and (why := await _train(run, runs)):
                 failed[run.run] = why
     if failed:
-        said = "; ".join(f"run {name} failed: {why}" for name, why in failed.items())
-        raise TrainingError(f"{len(failed)} of {len(runs)} runs failed; --resume tries them again ({said})")
+        reasons = "; ".join(f"run {name} failed: {why}" for name, why in failed.items())
+        raise TrainingError(f"{len(failed)} of {len(runs)} runs failed; --resume retries them ({reasons})")
 
 
 async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:
-    """Train one run; returns why it failed, or nothing."""
+    """Train one run. Returns the reason of a failure, or ""."""
     reporter().say(f"run {run.run}: seed {run.seed}")
     for other in runs:
         if base_question(other) == base_question(run) and score_of(other) is not None:
@@ -54,13 +54,13 @@ async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:
     try:
         await train_policy(run, resume=run.paths.settings.exists())
     except TrainingError as error:
-        reporter().say(f"run {run.run} failed, the sweep goes on: {error}")
+        reporter().say(f"run {run.run} failed, the sweep continues: {error}")
         return str(error)
     return ""
 
 
 def share_base_scores(source: RunPaths, target: RunPaths) -> None:
-    """Copy the scores of the base and of scripted players, which training cannot change, so that they are measured once."""
+    """Copy the scores of the base and of scripted players, which do not depend on training."""
     there = read_scores(target)
     for label, record in read_scores(source).items():
         if record.policy_version == BASE_VERSION and label not in there:

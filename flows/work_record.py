@@ -1,8 +1,7 @@
-"""Records which process works on which run for which flow run: one small file per flow run, beside the runs.
+"""Records which process works on which run for which flow run: one small file per flow run, next to the runs.
 
-A run started without a name gets its name inside the flow, and a killed flow run cannot report it. So the flow writes a record
-before it trains, where other hosts can read it. A record is complete or absent. It does not contain the state of the run; the
-locks and ledgers do.
+The flow names an unnamed run itself, and a killed flow run cannot report the name. So the flow writes a record before training,
+where other hosts can read it. A record is complete or absent. The state of the run is in its locks and ledgers.
 """
 
 import json
@@ -20,9 +19,9 @@ from storage.files import durable_write, entries_in, make_directory
 from storage.runs import RunPaths
 
 WORK_FOLDER = "_flow_runs"
-"""Beside the runs, under `runs_root`."""
+"""Folder under `runs_root`."""
 _KEPT_S = 30 * 86_400.0
-"""Seconds for which a record is kept, as long as Prefect keeps the flow run."""
+"""Seconds until a record is removed, as long as Prefect keeps the flow run."""
 
 Process = Literal["alive", "stopped", "gone", "elsewhere"]
 
@@ -46,15 +45,15 @@ class Work:
         if self.machine != machine():
             return "elsewhere"
         try:
-            if (found := find_process(self.pid, self.began)) is None:
+            if (process := find_process(self.pid, self.began)) is None:
                 return "gone"
-            return "stopped" if found.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "alive"
+            return "stopped" if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP) else "alive"
         except psutil.NoSuchProcess:
             return "gone"
 
 
 def record_work(paths: RunPaths, flow_run: str) -> None:
-    """Record that this process works on the run for that flow run, and remove old records."""
+    """Record that this process works on the run for `flow_run`, and remove old records."""
     folder = paths.root.parent / WORK_FOLDER
     make_directory(folder)
     mine = Work(
@@ -71,10 +70,10 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
 
 
 def read_work(runs_root: Path, flow_run: str) -> Work | None:
-    """The record of that flow run; None if it was killed before it wrote one."""
+    """The record of `flow_run`; None if it was killed before it wrote one."""
     try:
         return Work(**json.loads((runs_root / WORK_FOLDER / f"{flow_run}.json").read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another version
+    except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another release
         return None
 
 

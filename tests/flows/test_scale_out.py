@@ -95,7 +95,7 @@ def test_a_worker_and_the_scheduler_are_killed_and_no_row_is_lost_or_doubled(wor
         scheduler.kill()
         _, err = process.communicate(timeout=100)
     assert process.returncode == 1
-    assert err.splitlines()[-1].endswith(f"the Dask scheduler at '{address}' is lost: start it again, and resume the run"), err
+    assert err.splitlines()[-1].endswith(f"the Dask scheduler at '{address}' is lost: restart it, and resume the run"), err
     assert sides(paths) <= {f"dask-{os.uname().nodename}-{worker.pid}" for worker in workers}
 
     steps = steps_begun(paths) + 1
