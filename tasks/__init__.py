@@ -2,5 +2,5 @@
 Read `train_policy.py` first.
 
 Tasks of a training step have no tags. Before a tagged task starts, Prefect asks its server about concurrency limits, so a busy
-server would delay every step, and a lost one would end the run. No task keeps its result with Prefect, so none is cached there.
+server would delay every step, and a lost one would stop the run. No task persists its result, so Prefect caches none.
 """

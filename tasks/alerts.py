@@ -1,6 +1,6 @@
-"""Delivers a run's alerts: to the terminal, into the run's folder, and to Prefect as events, whose automations pass them on.
+"""Delivers a run's alerts: to the terminal, to the run's folder, and as events to Prefect, whose automations forward them.
 
-An alert never ends the run.
+An alert never stops the run.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
 
 BEAT_S = 5.0
-"""Seconds between two checks whether the run has stalled or a disk fills."""
+"""Seconds between checks for a stalled run or a full disk."""
 EVENT = "entente.alert"
-"""An alert's event in Prefect is named `entente.alert.<rule>`."""
+"""Prefix of an alert's event in Prefect, `entente.alert.<rule>`."""
 
 
 class AlertDesk:
-    """Watches one run; use it as an async context manager around the steps."""
+    """Watches one run; an async context manager around the steps."""
 
     def __init__(self, paths: RunPaths, *, max_policy_lag: int) -> None:
         home = get_current_settings().home
@@ -33,7 +33,6 @@ class AlertDesk:
         self._checking: asyncio.Task[None] | None = None
 
     def step(self, step: int, figures: Figures) -> None:
-        """Check the rules after a step."""
         self._last_step = time.monotonic()
         self._raise(self._watch.step(step, figures))
 
@@ -56,12 +55,12 @@ class AlertDesk:
             reporter().say(f"alert ({alert.name}): {alert.sentence}")
             try:
                 raise_alert(self._file, alert)
-            except Exception as error:  # a full disk, or Prefect: the run goes on
+            except Exception as error:  # a full disk, or Prefect: the run continues
                 reporter().say(f"an alert could not be delivered ({type(error).__name__}: {error}); the run continues")
 
 
 def raise_alert(file: Path, alert: Alert) -> None:
-    """Write an alert to its file, and send it to Prefect, which does not wait."""
+    """Append an alert to its file, and send it to Prefect without waiting."""
     with file.open("a", encoding="utf-8") as out:
         out.write(alert.as_json() + "\n")
     emit_event(

@@ -1,8 +1,8 @@
-"""Artifacts of a flow run on Prefect's pages: progress, a table of steps, the result, and what was measured.
+"""Artifacts of a flow run in Prefect's UI: progress, a table of steps, the result, and measurements.
 
-A training run never waits for its page. A background task sends merged updates a few seconds apart, under one key per run. If the
-server refuses or does not answer, this is reported once and counted. Everything shown is also in the run's folder. Outside of a
-flow run nothing is sent. The run's own page, `report.html`, is a task here too.
+A training run never waits for its artifacts. A background task sends merged updates a few seconds apart, under one key per run.
+It reports a failing server once, and counts failures. The run's folder has everything too. Outside of a flow run nothing is sent.
+The task that writes `report.html` is also here.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
 
 PAUSE_S = 5.0
-"""Seconds between two updates of a run's page."""
+"""Seconds between updates of a run's artifacts."""
 LAST_WORD_S = 15.0
-"""Seconds that an ending flow waits for the last update."""
-ROWS_SHOWN = 100
-"""Steps in the table. Prefect's page draws every row; metrics.jsonl has all steps."""
+"""Time limit of the last update, seconds."""
+TABLE_ROWS = 100
+"""Steps in the table. Prefect's UI renders every row; metrics.jsonl has all steps."""
 _STEP_COLUMNS = (
     ("return", "{0:+.2f}", "train/return_mean"),
     ("decisions", "{0:.0f}", "train/decisions"),
@@ -49,20 +49,19 @@ _STEP_COLUMNS = (
 
 
 class RunPage:
-    """Progress and steps of a training run on the page of its flow run. `step` returns at once; a background task sends."""
+    """Progress and steps of a training run as artifacts. `step` returns at once; a background task sends."""
 
     def __init__(self, run: str, steps: int) -> None:
-        """`run`: name of the run, also given to the flow run. `steps`: number of steps of the whole run."""
+        """`run`: name of the run, and of the flow run. `steps`: steps of the whole run."""
         self._run, self._steps, self._step = run, steps, 0
         self._bar = _Artifact("progress", f"progress-{_slug(run)}")
         self._table = _Artifact("table", f"steps-{_slug(run)}")
-        self._rows: deque[dict[str, str]] = deque(maxlen=ROWS_SHOWN)
+        self._rows: deque[dict[str, str]] = deque(maxlen=TABLE_ROWS)
         self._news, self._closing = asyncio.Event(), asyncio.Event()
         self.failures = 0
         """Updates that did not reach the server."""
 
     def step(self, step: int, figures: Mapping[str, float]) -> None:
-        """Add a finished step with its metrics."""
         self._step = step
         self._rows.appendleft(step_row(step, figures))
         self._news.set()
@@ -72,7 +71,6 @@ class RunPage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Send the last update; wait at most LAST_WORD_S."""
         self._closing.set()
         self._news.set()
         await asyncio.wait([self._sender], timeout=LAST_WORD_S)
@@ -85,10 +83,10 @@ class RunPage:
 
     async def _send(self, flow_run: UUID | None) -> None:
         while flow_run is not None:
-            last_time, shown = self._closing.is_set(), self._step
+            last_time, sent_step = self._closing.is_set(), self._step
             try:
                 await self._show(flow_run)
-            except Exception as error:  # a page that cannot be updated must not end a run
+            except Exception as error:  # a failed update must not stop a run
                 self.failures += 1
                 if self.failures == 1:
                     reporter().say(f"the run's Prefect page was not updated ({one_line(error)}); the run continues")
@@ -96,7 +94,7 @@ class RunPage:
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), PAUSE_S)
-            if self._step == shown and not self._closing.is_set():
+            if self._step == sent_step and not self._closing.is_set():
                 self._news.clear()
                 await self._news.wait()
 
@@ -106,24 +104,23 @@ class RunPage:
                 await client.set_flow_run_name(flow_run, f"train-{self._run}")
         words = f"{self._run}: {self._step} of {self._steps} steps"
         await self._bar.show(flow_run, words, 100 * self._step / self._steps)
-        shown = f"the last {ROWS_SHOWN} steps" if self._step > ROWS_SHOWN else "its steps"
-        words = f"{self._run}: {shown}, newest first. The run's metrics.jsonl has all steps and more figures."
+        which = f"the last {TABLE_ROWS} steps" if self._step > TABLE_ROWS else "its steps"
+        words = f"{self._run}: {which}, newest first. The run's metrics.jsonl has all steps and more figures."
         await self._table.show(flow_run, words, json.dumps(list(self._rows)))
 
 
 async def show_result(paths: RunPaths, summary: Mapping[str, Any]) -> None:
-    """Show the run's result and its scores, from its files."""
-    words = f"{paths.root.name}: what {summary['steps']} steps were worth"
+    words = f"{paths.root.name}: result of {summary['steps']} steps"
     await _show_once(f"result-{paths.root.name}", words, lambda: result_page(paths, summary))
 
 
 async def show_sentences(key: str, description: str, sentences: Callable[[], Sequence[str]]) -> None:
-    """Show what was measured, one sentence a paragraph. `sentences` is called in a thread; an error in it only costs the page."""
+    """Show measurements, a paragraph per sentence. `sentences` is called in a thread; an error in it is only reported."""
     await _show_once(key, description, lambda: "\n\n".join([f"# {description}", *sentences()]))
 
 
 class _Artifact:
-    """One artifact of a flow run: the first call creates it, later ones update it."""
+    """One artifact of a flow run: the first `show` creates it, later ones update it."""
 
     def __init__(self, kind: str, key: str) -> None:
         self._kind, self._key = kind, key
@@ -149,7 +146,7 @@ async def _show_once(key: str, description: str, make: Callable[[], str]) -> Non
     try:
         data = await asyncio.to_thread(make)
         await asyncio.wait_for(_Artifact("markdown", _slug(key)).show(flow_run, description, data), LAST_WORD_S)
-    except Exception as error:  # the same is in files already
+    except Exception as error:  # files have the same
         reporter().say(f"Prefect's page does not show '{key}' ({one_line(error)}); nothing else is missing")
 
 
@@ -165,21 +162,21 @@ def _slug(name: str) -> str:
 
 @task(name="report", persist_result=False, retries=0, tags=["report"])
 async def write_report_page(paths: RunPaths) -> None:
-    """Write the run's `report.html` by `entente report`, which keeps DuckDB and the plots out of a process that holds an engine.
+    """Write the run's `report.html` in a child process, to keep DuckDB and the plots out of a process with an engine.
 
-    A report that cannot be written does not fail the run.
+    A failure does not fail the run.
     """
     words = ["-P", "-m", "entente.cli.main", "report", "--run", paths.root.name, "--runs-root", str(paths.root.parent)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
-        _, said = await process.communicate()
+        _, errors = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
     if process.returncode:
-        last = said.decode(errors="replace").strip().splitlines()[-1:]
+        last = errors.decode(errors="replace").strip().splitlines()[-1:]
         reporter().say(f"the report was not written ({' '.join(last) or process.returncode}); try `entente report`")
 
 
@@ -187,13 +184,11 @@ async def write_report_page(paths: RunPaths) -> None:
 
 
 def step_row(step: int, figures: Mapping[str, float]) -> dict[str, str]:
-    """A row of the table of steps. Missing metrics are empty."""
     row = {"step": str(step)}
     return row | {title: form.format(figures[name]) if name in figures else "" for title, form, name in _STEP_COLUMNS}
 
 
 def result_page(paths: RunPaths, summary: Mapping[str, Any]) -> str:
-    """The result of a finished run as markdown."""
     from entente.reports.read_run import read_settings
     from entente.reports.sentences import refreshed_positions, verdict  # loads DuckDB
 

@@ -1,8 +1,8 @@
-"""Rollouts on a Dask cluster: any free worker process plays a stretch of start groups.
+"""Rollouts on a Dask cluster: any free worker process plays a range of start groups.
 
-Each worker process opens a rollout side of its own once, from the run's folder, and draws all its stretches with one engine. Its
-shards have the training flow's name, numbers and start positions, as if they were played in the flow's process. Dask gives the
-stretches of a dead worker to others. A lost scheduler, or no worker for too long, is an error, and the run can be resumed.
+Each worker process opens the run's folder once, and plays all its ranges with one engine. Its shards have the same producer,
+numbers and start positions as if the flow's process had played them. Other workers retry the start groups of a dead worker. A
+lost scheduler, or no worker for too long, is an error, after which the run can be resumed.
 
 Dask runs a plain function, and Prefect's task waits for it in the flow's process. A Prefect task in a worker costs a third of a
 CPU second, as much as a start group of a small model.
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from distributed import Client
 
 ANSWERS_WITHIN_S = 10.0
-"""Time limit of the first connection to the scheduler, in seconds."""
+"""Time limit of the first connection to the scheduler, seconds."""
 SCHEDULER_BACK_S = 30.0
-"""Seconds for which the run waits for a lost scheduler."""
+"""Seconds to wait for a lost scheduler."""
 NO_WORKER_S = 120.0
-"""Seconds without a worker after which the run ends; a cluster that scales takes a while to bring one."""
+"""Seconds without a worker until the run fails; an autoscaling cluster takes a while to start one."""
 SILENT_FOR_S = 300.0
-"""Seconds for which a worker may be silent. Its event loop is blocked while it imports torch and opens an engine. On a busy
-machine this takes longer than Dask's default of 30 s, after which Dask would drop the worker for good."""
+"""Seconds for which a worker may be silent. Importing torch and opening an engine blocks its event loop, on a busy machine for
+longer than Dask's default of 30 s, after which Dask would drop the worker for good."""
 _LOOK_S = 5.0
 
 
@@ -50,29 +50,27 @@ _LOOK_S = 5.0
 
 
 def play_in_worker(root: Path, stretch: Stretch) -> Figures:
-    """Play a stretch in a thread of this worker process, within the time limit of a rollout task."""
+    """Play a range of groups in a thread of this worker process, within the time limit of a rollout task."""
     return asyncio.run(asyncio.wait_for(play_here(root, stretch), ROLLOUT_TIMEOUT_S))
 
 
 async def play_here(root: Path, stretch: Stretch) -> Figures:
-    """Play a stretch in this process."""
     side = await asyncio.to_thread(_side_of, root)
     await side.follow()
     return await play_stretch(side.resources, stretch)
 
 
 async def close_side(root: Path) -> None:
-    """Close the rollout side of a run in this process."""
     await asyncio.to_thread(_close, root)
 
 
 _lock = threading.Lock()
 _open: dict[Path, RolloutSide] = {}
-"""The rollout side that this process has open, by its run's folder; at most one, because each holds an engine."""
+"""The open run of this process, by folder; at most one, because each has an engine."""
 
 
 def _side_of(root: Path) -> RolloutSide:
-    """This process's rollout side of the run, opened if there is none, or if it is of another run or of former settings."""
+    """The open run; replaces one of another run or of earlier settings."""
     with _lock:
         side = _open.get(root)
         if side is None or side.settings.plays != read_control(RunPaths(root)).plays:
@@ -93,16 +91,16 @@ def _close(root: Path) -> None:
 
 
 class DaskCluster:
-    """A cluster that plays for one run; used on the flow's event loop."""
+    """A cluster that plays for one run; use it on the flow's event loop."""
 
     def __init__(self, root: Path, client: "Client", address: str) -> None:
         self._root, self._client, self._at = root, client, _at(address)
 
     async def play(self, stretch: Stretch) -> Figures:
-        """Have a worker play a stretch; see `play_stretch`.
+        """Play a range of groups on a worker; see `play_stretch`.
 
         Raises:
-            EngineLostError: the scheduler is lost, there was no worker for too long, or workers died again and again.
+            EngineLostError: the scheduler is lost, there was no worker for too long, or workers died repeatedly.
         """
         from distributed.client import FutureCancelledError
         from distributed.scheduler import KilledWorker
@@ -116,19 +114,19 @@ class DaskCluster:
         except FutureCancelledError as error:
             raise self._scheduler_lost() from error
         except KilledWorker as error:
-            raise EngineLostError(f"Dask's workers died again and again over start groups from {stretch.first_group}") from error
+            raise EngineLostError(f"Dask's workers died repeatedly on start groups from {stretch.first_group}") from error
         finally:
-            answer.cancel()  # Dask forgets a stretch for which nobody waits
+            answer.cancel()  # Dask drops a future without waiters
 
     async def _wait_for_scheduler(self) -> None:
-        """Wait while the client connects again; it gives up after SCHEDULER_BACK_S."""
+        """Wait while the client reconnects; it gives up after SCHEDULER_BACK_S."""
         while self._client.status == "connecting":
             await asyncio.sleep(0.1)
         if self._client.status != "running":
             raise self._scheduler_lost()
 
     async def _wait_for(self, answer: asyncio.Future[Figures]) -> None:
-        """Wait for the answer while there are workers."""
+        """Wait for the answer, as long as there are workers."""
         last_worker = time.monotonic()
         while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
             if self._client.scheduler_info().get("n_workers", 0):
@@ -139,23 +137,23 @@ class DaskCluster:
                 )
 
     def _scheduler_lost(self) -> EngineLostError:
-        return EngineLostError(f"the Dask scheduler{self._at} is lost: start it again, and resume the run")
+        return EngineLostError(f"the Dask scheduler{self._at} is lost: restart it, and resume the run")
 
 
 @asynccontextmanager
 async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
-    """A new cluster on this machine, or an existing one, with a worker, for the run with these settings.
+    """Connect to an existing cluster, or start one on this machine, and wait for a worker.
 
     Raises:
         InputError: Dask is not installed, the scheduler does not answer, or it has no worker.
     """
-    given, workers = settings.pipeline.dask_address, settings.pipeline.dask_workers
-    check_scheduler(given)
+    configured, workers = settings.pipeline.dask_address, settings.pipeline.dask_workers
+    check_scheduler(configured)
     import dask.config
     from distributed import Client, LocalCluster
 
     threads = settings.inference.threads or max(1, (usable_cores() - settings.threads[1]) // workers)
-    root, address = settings.paths.root.resolve(), given
+    root, address = settings.paths.root.resolve(), configured
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(_dask_settings(threads)))
         try:
@@ -172,15 +170,15 @@ async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
             client: Any = await stack.enter_async_context(Client(address, asynchronous=True, timeout=SCHEDULER_BACK_S))
             await client.wait_for_workers(1, timeout=start_limit_s(settings.inference))
         except (OSError, TimeoutError) as error:
-            if given and "worker" in str(error).lower():
+            if configured and "worker" in str(error).lower():
                 raise InputError(
-                    f"the Dask scheduler at '{given}' has no worker: start one with `dask worker {given}`"
+                    f"the Dask scheduler at '{configured}' has no worker: start one with `dask worker {configured}`"
                 ) from error
-            raise InputError(f"no Dask cluster{_at(given)}: {error}") from error
+            raise InputError(f"no Dask cluster{_at(configured)}: {error}") from error
         try:
-            yield DaskCluster(root, client, given)
+            yield DaskCluster(root, client, configured)
         finally:
-            if given and client.status == "running":  # the workers of an existing cluster outlive the run
+            if configured and client.status == "running":  # the workers of an existing cluster outlive the run
                 with suppress(Exception):
                     await client.run(close_side, root, on_error="ignore")
 
@@ -193,17 +191,13 @@ def _dask_settings(threads: int) -> dict[str, object]:
             **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), threads),
             "OMP_WAIT_POLICY": "passive",
             "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{SILENT_FOR_S:g}s",
-            "DASK_LOGGING__DISTRIBUTED": "critical",  # at shutdown each worker logs that the others are gone
+            "DASK_LOGGING__DISTRIBUTED": "critical",  # at shutdown each worker logs the loss of the others
         },
     }
 
 
 def check_scheduler(address: str) -> None:
-    """Check that Dask is installed and that the scheduler accepts connections.
-
-    Raises:
-        InputError: one of these is not so.
-    """
+    """Raise InputError if Dask is not installed or the scheduler does not accept connections."""
     import importlib.util
 
     if importlib.util.find_spec("distributed") is None:
@@ -222,7 +216,7 @@ def check_scheduler(address: str) -> None:
     except OSError as error:
         raise InputError(
             f"no Dask scheduler answers at pipeline.dask_address '{address}' ({error}): start one with `dask scheduler`, "
-            "or leave the address out to have a cluster on this machine"
+            "or leave the address out to start a cluster on this machine"
         ) from error
 
 

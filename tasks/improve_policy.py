@@ -1,4 +1,4 @@
-"""The tasks of a round of improvement: play the positions that a teacher shall label, and label them."""
+"""The tasks of a round of improvement: visit positions, and label them by a teacher."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tasks.train_policy import ROLLOUT_RETRIES
 
 
 def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Whether a second attempt may succeed. A teacher that answers illegally answers the same again."""
+    """True if a retry may succeed. A teacher with an illegal answer would repeat it."""
     return not isinstance(state.data, DataError | InputError)
 
 
@@ -44,5 +44,5 @@ async def visit_groups(resources: Resources, number: int, first_group: int) -> i
 async def label_visits(
     resources: Resources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
-    """Label decisions of a shard of visits and publish their lessons; see `label`."""
+    """Label decisions of a shard of visits and publish the distillation targets; see `label`."""
     return await label(resources, teachers, improve, number, first_group, count)

@@ -22,7 +22,7 @@ from storage.runs import RunPaths
 
 @task(name="build-state-cache", persist_result=False, retries=0, tags=["cache"])
 async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
-    """Play scripted games, freeze positions and publish the cache. Returns its folder."""
+    """Play scripted games, save positions and publish the cache. Returns its folder."""
     with _cancellable_thread() as check_cancelled:
 
         def report(done: int, total: int) -> None:
@@ -35,7 +35,7 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
 
 @task(name="refresh-state-cache", persist_result=False, retries=0, tags=["cache"])
 async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
-    """Publish the cache in `base` with a share of its training positions from rollouts of `run`. Returns the new folder."""
+    """Publish the cache in `base` with part of its training positions from rollouts of `run`. Returns the new folder."""
     reporter().stage("taking in positions", 0, 1)
     path = await asyncio.to_thread(_refreshed, root, settings, base, run)
     reporter().stage("taking in positions", 1, 1)
@@ -45,7 +45,7 @@ async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run
 def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
     cache = open_cache(base)
     held_out = {snapshot.snapshot_id for snapshot in cache.held_out}
-    # In its own process, so that the index takes no memory and leaves no threads in the flow's process.
+    # In a separate process, so that the index takes no memory and leaves no threads in the flow's process.
     with ProcessPool(1) as process:
         reached = process.submit(_reached, run, settings.from_groups, held_out).result()
     return write_cache(root, settings, refresh(settings, cache.train, cache.held_out, reached), cache.held_out)
@@ -73,12 +73,12 @@ async def make_model(root: Path, settings: TinyModelSettings, prompts: PromptSet
 
 
 class _ThreadCancelled(BaseException):
-    """Ends the work of a thread whose task was cancelled. It is never awaited."""
+    """Stops the work of a thread whose task was cancelled. It is never awaited."""
 
 
 @contextmanager
 def _cancellable_thread() -> Iterator[Callable[[], None]]:
-    """For work in a thread, which the cancellation of its task does not end. The thread calls the yielded function regularly."""
+    """Cancels work in a thread with its task. The thread must call the yielded function regularly."""
     cancelled = threading.Event()
 
     def check_cancelled() -> None:

@@ -1,6 +1,6 @@
-"""The open objects that the tasks of a training run share: those of its rollouts, its trainer process, its control file.
+"""The open objects that the tasks of a training run share: rollout resources, trainer process, control file.
 
-The flow passes them to tasks as one object, which Prefect neither copies, stores nor looks into (`quoted` in
+The flow passes them to tasks as one object, which Prefect neither copies, stores nor visits (`quoted` in
 `tasks/train_policy.py`). The code that opened an object closes it.
 """
 
@@ -16,22 +16,20 @@ from storage.control import ControlDesk
 
 @dataclass(kw_only=True)
 class Resources(RolloutResources):
-    """What the tasks of the training flow need."""
-
     max_policy_lag: int
     """The staleness budget, versions."""
     trainer: TrainerProcess
     resume_point: TrainedStep
-    """State of the run when it was opened."""
+    """State of the run at its opening."""
     control: ControlDesk | None = None
-    """Publishes the served version to processes that play for the run; None if there are none."""
+    """Publishes the served version to rollout processes on other machines; None without them."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs; None without GPUs."""
 
     async def serve(self, policy: PolicyVersion) -> None:
         """Publish `policy` to the engine and retire versions beyond the staleness budget.
 
-        Requests in flight under a retired version are cancelled and drawn again under the newest, so a straggler keeps no slot.
+        Requests in flight under a retired version are cancelled and sampled again under the newest, so a straggler keeps no slot.
         """
         with self.spans.span("publish"):
             await self.host.run(self.past.publish(policy))

@@ -3,11 +3,11 @@
     depth   while step s trains                      a step begins when
     0       nothing is played                        all its own start groups are played
     1       those of step s + 1, by version s - 1    all its own start groups are played
-    2..     those of the steps to s + depth          as many as it takes are ready, whichever steps they were played for
+    2..     those of the steps to s + depth          enough start groups are ready, of whichever steps
 
-With a depth of 0 or 1 nothing is decided by measured time, so two CPU runs with one seed are equal. For this, with a depth of 1,
-what is played ahead is published only after the step that trains has chosen its rows, and a new version is served only between
-two steps' rollouts. A task that fails after its retries ends the run.
+With a depth of 0 or 1 nothing depends on measured time, so two CPU runs with one seed are equal. For this, with a depth of 1,
+rollouts played ahead are published only after the training step has selected its rows, and a new version is served only between
+the rollouts of two steps. A task that fails after its retries stops the run.
 
 A start-group number always means the same position. A published start group is never played again (`play.py`).
 """
@@ -37,21 +37,21 @@ class StepRollouts:
     reports: tuple[Figures, ...]
     """Figures of the tasks that ended since the previous step."""
     waited: tuple[float, float]
-    """When the flow requested the rollouts and when it received them, monotonic seconds."""
+    """Times of request and receipt, monotonic seconds."""
     ready_share: float
-    """Share of the step's own start groups that were played on request."""
+    """Fraction of the step's own start groups that were ready at the request."""
     queue: dict[str, float]
     """Registered `queue/` metrics."""
 
 
 STRETCHES_AT_ONCE = 4
-"""Stretches that a process plays at once; their requests meet in the batches of one engine."""
+"""Ranges of groups that a process plays at once; their requests share the batches of one engine."""
 
 
 def groups_per_task(settings: RunSettings) -> int:
-    """Start groups that a rollout task of the run plays: an equal share of a step for each process that plays.
+    """Start groups of a rollout task: those of a step divided by the number of rollout processes.
 
-    A task has the whole share, so that the same requests meet in the same batches. It has a quarter of it where a step may begin
+    With a depth of 0 or 1 a task has all of them, so that batches are reproducible; else a quarter, because a step may start
     before all its own start groups are played.
     """
     pipeline = settings.pipeline
@@ -63,7 +63,7 @@ def groups_per_task(settings: RunSettings) -> int:
 class RolloutQueue:
     """Starts rollouts, collects them for each step, and publishes trained versions to the engines.
 
-    Use it as an async context manager around the steps.
+    An async context manager around the steps.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class RolloutQueue:
     ) -> None:
         """
         Args:
-            play: plays and publishes a stretch, except what is published. A second call for one stretch does no harm.
-            depth: steps that are played ahead.
-            step_done: number of steps already trained.
+            play: plays and publishes a range of groups, except published ones; idempotent.
+            depth: steps to play ahead.
+            step_done: steps already trained.
         """
         self._resources, self._play, self._depth, self._last_step = resources, play, depth, last_step
         self._groups_per_task = groups_per_task
         self._wanted = resources.rollouts.start_groups
         self._begun = step_done
-        """The newest step whose start groups were started."""
-        self._held: PolicyVersion | None = None  # a version that is served before the next step's rollouts
+        """Newest step with started groups."""
+        self._held: PolicyVersion | None = None  # version to serve before the rollouts of the next step
         self._publishing: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Future[Figures], Stretch] = {}
         self._reports: list[Figures] = []
@@ -96,7 +96,7 @@ class RolloutQueue:
 
     @property
     def in_step(self) -> bool:
-        """Whether each step trains on exactly its own start groups."""
+        """True if each step trains on exactly its own start groups."""
         return self._depth <= 1
 
     # -- what the flow calls, in this order ------------------------------------------------------------------------------
@@ -122,14 +122,14 @@ class RolloutQueue:
         return StepRollouts(reports=reports, waited=waited, ready_share=1 - missing / self._wanted, queue=queue)
 
     def play_ahead(self, step: int) -> None:
-        """Start what is played while `step` trains."""
+        """Start the rollouts that run while `step` trains."""
         self._begin_steps(min(step + self._depth, self._last_step), while_training=step)
 
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """Publish a trained version to the engines; with a depth of 1 when the rollouts of the version before have ended.
+        """Publish a trained version to the engines; with a depth of 1, after the rollouts of the previous version.
 
         Args:
-            at_once: return only when the engines serve it, even if rollouts in flight must end first.
+            at_once: return only when the engines serve it, even if rollouts in flight must finish first.
         """
         if self._depth != 1:
             await self._publish(published, at_once=at_once or not self._depth)
@@ -140,10 +140,10 @@ class RolloutQueue:
             await self._publish_held()
 
     async def all_played(self) -> None:
-        """Wait until everything in flight has ended."""
+        """Wait for all rollouts in flight."""
         await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    # -- publishing: versions in order, each to all engines before the next; an error is raised where it is next waited for -----
+    # -- publishing: versions in order, each to all engines before the next; the next wait raises an error ----------------------
 
     async def _publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
         """Publish a version. Returns when it is served (`at_once`), or immediately."""
@@ -165,7 +165,7 @@ class RolloutQueue:
     # -- starting and collecting -----------------------------------------------------------------------------------------
 
     def _begin_steps(self, last: int, while_training: int | None = None) -> None:
-        """Start the start groups of all steps up to `last` that were not started yet."""
+        """Start the rollouts of all steps up to `last` that were not started yet."""
         held = None
         if self.in_step and while_training is not None:
             held = ledger_path(self._resources.paths, while_training)
@@ -176,27 +176,29 @@ class RolloutQueue:
                 self._in_flight[asyncio.ensure_future(self._play(stretch))] = stretch
 
     def _missing(self, step: int) -> Iterable[tuple[int, int]]:
-        """First number and count of each task of a step, of what no shard contains: all, except in a resumed run."""
+        """(first group, count) of each task of a step, without groups in shards, which a resumed run may have."""
         if ledger_path(self._resources.paths, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
-        found = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted)
-        self._note_published(found)
+        covered = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted)
+        self._note_published(covered)
         size = self._groups_per_task
-        return [(first + offset, min(size, count - offset)) for first, count in found.missing for offset in range(0, count, size)]
+        return [
+            (first + offset, min(size, count - offset)) for first, count in covered.missing for offset in range(0, count, size)
+        ]
 
-    def _note_published(self, found: Coverage) -> None:
-        for sentence in found.set_aside:
+    def _note_published(self, covered: Coverage) -> None:
+        for sentence in covered.set_aside:
             reporter().say(f"set aside, to be played again: {sentence}")
-        if found.published or found.set_aside:
-            missing = sum(count for _, count in found.missing)
-            self._reports.append(rollout_figures(found, self._wanted - missing, self._resources.tokens.thinking))
+        if covered.published or covered.set_aside:
+            missing = sum(count for _, count in covered.missing)
+            self._reports.append(rollout_figures(covered, self._wanted - missing, self._resources.tokens.thinking))
 
     def _own(self, step: int) -> list[asyncio.Future[Figures]]:
-        """What is in flight of the start groups of `step` and of steps before."""
+        """Rollouts in flight of `step` and earlier steps."""
         return [task for task, stretch in self._in_flight.items() if stretch.step <= step]
 
     async def _collect(self, step: int) -> int:
-        """Wait for the rollouts of `step`. Returns the advantage groups that became too old since the step before."""
+        """Wait for the rollouts of `step`. Returns the number of advantage groups that became too old since the previous step."""
         before = self._expired
         while True:
             self._take_reports()
@@ -206,19 +208,15 @@ class RolloutQueue:
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
 
     def _take_reports(self) -> None:
-        """Collect the reports of what has ended.
-
-        Raises:
-            Exception: the error of a task that failed.
-        """
+        """Collect the reports of finished tasks; raises the error of a failed one."""
         for task in [task for task in self._in_flight if task.done()]:
             del self._in_flight[task]
             self._reports.append(task.result())
 
     async def _count_ready(self, step: int) -> bool:
-        """Ask the trainer, which selects the rows, whether as many start groups are ready as a step takes."""
-        found = await asyncio.to_thread(self._resources.trainer.eligible, step, self._wanted)
-        self._ready, self._expired = found.start_groups, found.expired
+        """Ask the trainer, which selects the rows, whether enough start groups are ready for a step."""
+        eligible = await asyncio.to_thread(self._resources.trainer.eligible, step, self._wanted)
+        self._ready, self._expired = eligible.start_groups, eligible.expired
         return self._ready >= self._wanted
 
     # -- opening and closing ---------------------------------------------------------------------------------------------
@@ -234,21 +232,21 @@ class RolloutQueue:
         return self
 
     async def _serve_the_one_before(self, newest: PolicyVersion) -> bool:
-        """Serve the version that would have played the next step's start groups. Returns False if it is gone."""
+        """Serve the version that would have played the next step's start groups. Returns False if it was removed."""
         if newest.version > 1:  # the engines start with the base model, version 0
             try:
                 before = await asyncio.to_thread(read_adapter, self._resources.paths, newest.version - 1)
             except DataError as error:
                 reporter().say(
-                    f"the rollouts of step {newest.version + 1} are drawn by version {newest.version} instead of the version "
-                    f"before it: {error}"
+                    f"the rollouts of step {newest.version + 1} are sampled by version {newest.version} instead of the previous "
+                    f"one: {error}"
                 )
                 return False
             await self._resources.serve(before)
         return True
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Cancel what is in flight. After a success the newest version is served, because it plays the scores."""
+        """Cancel rollouts in flight. After success serve the newest version, which plays the scores."""
         try:
             if kind is None:
                 await self._publish_held()

@@ -1,7 +1,7 @@
-"""Rollouts in a process without a trainer, opened from a run's folder.
+"""Rollouts in a worker process without a trainer, opened from a run's folder.
 
-A rollout side has its own engine, or vLLM servers by URL. Before each stretch it reads `control.json`, publishes the newest
-version to its engine and retires old ones. It writes only shards.
+The worker process has its own engine, or vLLM servers by URL. Before each range of groups it reads `control.json`, publishes the
+newest version to its engine and retires old ones. It writes only shards.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from storage.runs import CACHE_FOLDER, RunPaths, hashes_file
 
 
 class RolloutSide:
-    """One run's rollouts, played in this process; made by `open`."""
+    """The rollouts of one run in this worker process; create it with `open`."""
 
     def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:
         self.resources = resources
@@ -42,10 +42,10 @@ class RolloutSide:
         """Open the run in this folder and serve its newest version.
 
         Args:
-            worker: name of this side in the shards' metadata.
+            worker: name of this process in the metadata of shards.
 
         Raises:
-            InputError: there is no such run, another program trains it, or its model or state cache is not on this machine.
+            InputError: there is no such run, another release trains it, or its model or state cache is not on this machine.
             DataError: the control file, the state cache or the adapter is damaged.
         """
         paths = RunPaths(root.resolve())
@@ -82,7 +82,7 @@ class RolloutSide:
         return side
 
     async def follow(self) -> None:
-        """Read the control file now and serve its version.
+        """Read the control file and serve its version.
 
         Raises:
             InputError: the run has other settings now.
@@ -115,11 +115,7 @@ class RolloutSide:
 
 
 def _check_wanted(paths: RunPaths, settings: RunSettings, control: Control) -> None:
-    """Check that this program may play the run's rollouts.
-
-    Raises:
-        InputError: the run's control file belongs to other settings, or another program trains it.
-    """
+    """Raise InputError if the run's control file belongs to other settings, or another release trains it."""
     if differences := program_differences(control.program):
         raise InputError(
             f"run '{settings.run}' is trained by another version of the program: {differences}; "
@@ -130,28 +126,20 @@ def _check_wanted(paths: RunPaths, settings: RunSettings, control: Control) -> N
 
 
 def _model(paths: RunPaths, settings: RunSettings, control: Control) -> Path:
-    """Folder of the run's base model on this machine.
-
-    Raises:
-        InputError: it is not here, or it is another model.
-    """
+    """Folder of the run's base model; raises InputError if it is missing or another model."""
     model = model_of(settings, paths.root.parent, settings.run)
-    if (found := base_identity(model, hashes_file(paths.root.parent))) != control.base_model:
+    if (identity := base_identity(model, hashes_file(paths.root.parent))) != control.base_model:
         raise InputError(
-            f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {found} here: "
+            f"run '{settings.run}' trains the model {control.base_model}, but '{settings.inference.model}' is {identity} here: "
             "copy the same model to this machine"
         )
     return model
 
 
 def cache_of(paths: RunPaths, settings: RunSettings) -> StateCache:
-    """The state cache of a run that was trained.
-
-    Raises:
-        InputError: it is not beside the run.
-    """
+    """The state cache of an existing run; raises InputError if it is missing."""
     root = paths.root.parent / CACHE_FOLDER
-    found = find_cache(root, settings.cache)
-    if found is None:
+    folder = find_cache(root, settings.cache)
+    if folder is None:
         raise InputError(f"the state cache of run '{settings.run}' is not in '{root}': share the whole runs folder")
-    return open_cache(found, settings.cache)
+    return open_cache(folder, settings.cache)

@@ -14,7 +14,7 @@ from tasks.rollout_queue import StepRollouts
 
 
 class StepClock:
-    """Measures steps. Create it when the first step starts; `end_step` ends a step and starts the next."""
+    """Measures steps. Create it at the start of the first step; `end_step` ends a step and starts the next."""
 
     def __init__(self, resources: Resources, stats: EngineStats) -> None:
         """`stats`: the engine's counts at the start of the first step."""
@@ -27,7 +27,7 @@ class StepClock:
 
     @property
     def orchestration_share(self) -> float:
-        """Share of the steps' wall time spent in Prefect and the flow: neither rollouts, training nor publishing."""
+        """Fraction of the steps' wall time outside of rollouts, training and publishing."""
         return self._orchestration_s / self._steps_s if self._steps_s else 0.0
 
     async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
@@ -68,10 +68,7 @@ class StepClock:
         return times
 
     async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
-        """Metrics of the rollouts received for this step, and of the flow's engine during the step.
-
-        Without received rollouts their metrics are absent. If the flow's engine drew nothing, its metrics are absent.
-        """
+        """Metrics of the rollouts received for this step, and of the flow's engine if it sampled during the step."""
         after = await self._resources.host.run(self._resources.engine.stats())
         before, self._stats = self._stats, after
         figures = {"rollout/ready_share": rolled.ready_share}
@@ -82,7 +79,7 @@ class StepClock:
 
 
 def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
-    """Registered metrics of the rollouts received within `seconds`: their own counts and medians, and rates made of them."""
+    """Registered metrics of the rollouts received within `seconds`: counts, medians and rates."""
     made = {f"rollout/{name}{'_p50' if name.endswith('_ms') else ''}": value for name, value in counted.items()}
     metrics = {name: value for name, value in made.items() if name in METRICS}
     if completion := counted.get("completion_tokens"):
@@ -96,7 +93,7 @@ def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
 
 
 def outside_figures(counts: AnswerCounts) -> dict[str, float]:
-    """Metrics of the decisions that endpoints were asked for during the step; empty if none was."""
+    """Metrics of the decisions by endpoints during the step; empty without any."""
     if not counts.answers:
         return {}
     return {

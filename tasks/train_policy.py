@@ -1,7 +1,8 @@
 """The tasks of the training loop: roll out, compare trainer and engine, train a step.
 
-Before its first step a run refuses to train unless trainer and engine give the same probabilities to rows of the version that
-both hold. Without a buffer, every later step measures the mismatch on its own rows. With a buffer, every `COMPARE_EVERY`-th does.
+Before its first step a run refuses to train unless trainer and engine compute the same probabilities for rows of the version that
+both have loaded. Without a buffer, every later step measures the mismatch on its own rows; with a buffer, every
+`COMPARE_EVERY`-th.
 """
 
 import asyncio
@@ -23,9 +24,9 @@ from tasks.rollout_queue import RolloutQueue
 T = TypeVar("T")
 
 ROLLOUT_RETRIES = 2
-"""Retries of a rollout task. A second success is harmless, because its shard's name is taken."""
+"""Retries of a rollout task. A second success is harmless, because the shard exists."""
 COMPARE_EVERY = 20
-"""Steps between two comparisons, which may wait for rollouts in flight."""
+"""Steps between comparisons, which may wait for rollouts in flight."""
 
 
 @task(
@@ -37,8 +38,8 @@ COMPARE_EVERY = 20
     retry_jitter_factor=1,
 )
 async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, stretch: Stretch) -> Figures:
-    """Have a worker of a Dask cluster play start groups and publish their shard. The time limit is the worker's: a stretch may
-    wait for one."""
+    """Play start groups on a Dask worker, which publishes their shard. The worker enforces the time limit, because a task may
+    wait for a free worker."""
     with resources.spans.span("rollout"):
         return await cluster.play(stretch)
 
@@ -79,8 +80,8 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
         return {}
     if not await has_fresh_rows(resources):
         if not begins and not queue.in_step:
-            return {}  # rollouts in flight are not stopped for a comparison
-        # Rollouts ran ahead: no published row was drawn by the trainer's version.
+            return {}  # rollouts in flight continue without a comparison
+        # Rollouts ran ahead: no published row is from the trainer's version.
         await queue.all_played()
     if not await has_fresh_rows(resources):
         await roll_out_probe(quoted(resources), step - 1)
@@ -88,7 +89,7 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
 
 
 async def has_fresh_rows(resources: Resources) -> bool:
-    """Whether there is any row of the version that the trainer has loaded."""
+    """True if there is a row of the version that the trainer has loaded."""
     return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
 
 
@@ -115,29 +116,29 @@ async def train_step(
     """Train `step` in the trainer's process, which publishes policy version `step`.
 
     Args:
-        start_groups: start groups that it trains on at most; None: as the run's settings say.
-        lessons: the lessons that it trains on; None: no lessons.
+        start_groups: upper bound of start groups; None: the run's setting.
+        lessons: distillation targets to train on; None: none.
     """
     groups = resources.rollouts.start_groups if start_groups is None else start_groups
     with resources.spans.span("train"):
-        # In a thread, because rollouts run on this event loop meanwhile.
+        # In a thread, because rollouts run on this event loop.
         return await asyncio.to_thread(resources.trainer.step, step, groups, lessons)
 
 
 def quoted(value: T) -> T:
     """Wrap `value` as an argument of a task. The task receives `value` itself.
 
-    Without this, Prefect visits every field of every dataclass in the argument, twice a task. A run's resources hold thousands of
-    positions; visiting them took 50 ms a task.
+    Without this, Prefect visits every field of every dataclass in the argument, twice per task: 50 ms for the thousands of
+    positions in a run's resources.
     """
     return cast(T, quote(value))
 
 
 def forget_finished_tasks() -> None:
-    """Drop Prefect's record of the states of finished tasks in this flow run; does nothing outside of one.
+    """Drop Prefect's records of finished tasks in this flow run; does nothing outside of one.
 
-    Prefect keeps the state of each task as long as the flow runs, under the ids of what the task returned, to draw an arrow when
-    another task is given that. No task of ours is given another's result, and a run has thousands of tasks.
+    Prefect keeps the state of each task while the flow runs, to link tasks that take its result. Ours take no results, and a run
+    has thousands of tasks.
     """
     context = FlowRunContext.get()
     if context is not None:
