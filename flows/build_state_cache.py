@@ -18,7 +18,7 @@ from entente.settings.cache_version import newest_file, newest_refresh
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
-from flows.given_parameters import PINNED, check_given, named_after
+from flows.given_parameters import PINNED, check_parameters, named_after
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import MANIFEST, find_cache, open_cache, version_name
 from state_cache.verify import list_caches
@@ -44,7 +44,7 @@ async def build_state_cache(
         share: Share of the training positions that come from that run.
     """
     settings = settings or CacheSettings()
-    check_given(runs_root, runs=[settings.from_run, run])
+    check_parameters(runs_root, runs=[settings.from_run, run])
     root = runs_root / CACHE_FOLDER
     name = newest_run(runs_root) if run == NEWEST else run
     if run == NEWEST and not name:

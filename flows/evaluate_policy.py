@@ -9,7 +9,7 @@ from entente.evaluation.contestants import resolve_contestant, resolve_version
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from entente.evaluation.strength import POLICY
 from entente.settings.layers import settings_of
-from flows.given_parameters import PINNED, check_given, named_after
+from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
 from flows.play_match import play_match_of
@@ -40,7 +40,7 @@ async def evaluate_policy(
     Raises:
         InputError: no such run or version, or a match that cannot be played.
     """
-    check_given(runs_root, runs=[run], players=(*match.players, match.opponents) if match is not None else ())
+    check_parameters(runs_root, runs=[run], players=(*match.players, match.opponents) if match is not None else ())
     if match is not None and not run:
         return await play_match_of(run, runs_root, match)
     paths = RunPaths(runs_root / check_name(run, "run"))

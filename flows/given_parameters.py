@@ -56,7 +56,7 @@ def started_by_deployment() -> bool:
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
 
 
-def check_given(
+def check_parameters(
     runs_root: Path,
     *,
     settings: RunSettings | None = None,

@@ -36,7 +36,7 @@ from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
-from flows.given_parameters import PINNED, check_given, named_after
+from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import open_run
 from flows.score_policy import score_version
 from flows.train_policy import open_log
@@ -73,7 +73,7 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
         InputError: no such run, it is being trained, or it cannot learn from this teacher.
         DataError: the teacher gave an answer that is not legal; nothing was trained on.
     """
-    check_given(runs_root, runs=[run])
+    check_parameters(runs_root, runs=[run])
     improve, paths = improve or ImproveSettings(), RunPaths(runs_root / run)
     stored = settings_of(paths).model_copy(update={"runs_root": runs_root})
     check_improve(improve, stored.prompts.thinking_tokens)

@@ -39,7 +39,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
-from flows.given_parameters import PINNED, check_given, named_after
+from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary
 from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, Work, read_work
@@ -77,7 +77,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
         flow_run_id: An ended flow run of `train-policy` or `improve-policy`, however old; empty for none.
         runs_root: Folder of all runs.
     """
-    check_given(runs_root)
+    check_parameters(runs_root)
     done: dict[str, str] = {}
     with held(runs_root / WORK_FOLDER / ".recovery.lock") as free:
         if not free:
@@ -224,7 +224,7 @@ def _settings(ended: FlowRun) -> RunSettings | None:
     """None if the parameters are not those of a training run."""
     runs_root = _runs_root(ended)
     try:
-        check_given(runs_root)
+        check_parameters(runs_root)
         if _improves(ended):
             ImproveSettings.model_validate(ended.parameters.get("improve") or {})
             name = check_name(str(ended.parameters["run"]), "run")

@@ -24,7 +24,7 @@ from entente.telemetry.memory import freeze_old_objects
 from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
 from flows.build_state_cache import show_refresh
-from flows.given_parameters import PINNED, check_given, named_after
+from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
 from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
 from storage.json_files import write_json
@@ -48,7 +48,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
         settings: All settings of the run.
         resume: Continue the run that `settings.run` names after its newest step.
     """
-    check_given(settings.runs_root, settings=settings)
+    check_parameters(settings.runs_root, settings=settings)
     began, settings = time.monotonic(), with_cache_version(with_run_name(settings), resume=resume)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary

@@ -22,7 +22,7 @@ from entente.cli.commands import command_line
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows import given_parameters
-from flows.given_parameters import ADDRESSES_VARIABLE, check_given
+from flows.given_parameters import ADDRESSES_VARIABLE, check_parameters
 from tests.test_docs import DEPLOYMENTS as OF_ONE_MACHINE
 from tests.test_docs import OPERATIONS, PACKAGES, blocks, resolved
 
@@ -144,9 +144,9 @@ def test_a_run_names_each_inference_worker_by_an_address_of_its_own_and_may(monk
     variables = DEPLOYMENTS["train"]["work_pool"]["job_variables"]["env"]
     monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: True)
     with pytest.raises(InputError, match=ADDRESSES_VARIABLE):
-        check_given(settings.runs_root, settings=settings)
+        check_parameters(settings.runs_root, settings=settings)
     monkeypatch.setenv(ADDRESSES_VARIABLE, variables[ADDRESSES_VARIABLE])
-    check_given(settings.runs_root, settings=settings)
+    check_parameters(settings.runs_root, settings=settings)
 
 
 def test_the_inference_workers_serve_the_model_of_the_run_and_are_asked_without_a_key_whether_they_are_ready():

@@ -54,7 +54,7 @@ def bench(
 
         entente bench e2e --rounds 1 --steps 8 --config four-years.toml
     """
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import show_progress
 
     options = {
         "rounds": rounds, "only": only, "steps": steps, "scale": scale, "model": model, "trl_python": trl_python,
@@ -63,7 +63,7 @@ def bench(
     measure, options = _BENCHMARKS[what], {name: value for name, value in options.items() if value is not None}
     if others := sorted(options.keys() - inspect.signature(measure).parameters):
         raise InputError(f"`bench {what}` has no use for --{others[0].replace('_', '-')}: leave it out")
-    with progress_shown():
+    with show_progress():
         outcome = measure(**options)
     show_outcome(outcome, json=json)
 

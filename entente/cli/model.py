@@ -38,7 +38,7 @@ def make(
 
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import show_progress
     from entente.telemetry.machine import apply_threads, usable_cores
     from entente.telemetry.progress import reporter
     from storage.runs import MODEL_FOLDER
@@ -46,7 +46,7 @@ def make(
     apply_threads(usable_cores())
     from entente.training.tiny_model import make_tiny_model
 
-    with progress_shown():
+    with show_progress():
         path = make_tiny_model(
             runs_root / MODEL_FOLDER,
             recipe or TinyModelSettings(),
@@ -76,14 +76,14 @@ def fetch(
 
         entente model fetch downloads/some-llama.gguf --name mine
     """
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import show_progress
     from entente.telemetry.progress import reporter
     from entente.training.fetch_model import fetch_model
     from storage.runs import MODEL_FOLDER, check_name
 
     if name:
         check_name(name, "model")
-    with progress_shown():
+    with show_progress():
         folder = fetch_model(source, runs_root / MODEL_FOLDER, name, reporter().stage)
     print(folder)
     for line in _about(folder):
@@ -122,14 +122,14 @@ def imitate(
     work = work_folder(runs_root / MODEL_FOLDER, name)
     overrides = {} if settings is None else settings.model_dump(exclude_unset=True)
     chosen = _imitation_settings(work, config or (), overrides, resume=resume)
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import show_progress
     from entente.players.shared_search import SearchTeacher
     from entente.telemetry.machine import apply_threads, usable_cores
     from entente.telemetry.progress import reporter
     from entente.training.imitation.teacher_games import TEACHER_FOLDER, make_games
 
     cores = usable_cores()
-    with progress_shown():
+    with show_progress():
         if resume and chosen.recorded:
             games = begun_games(work, runs_root / TEACHER_FOLDER)
         else:

@@ -42,11 +42,11 @@ def replay_step(
     check_objective(settings)
     model = model_of(settings, runs_root, run)
     apply_threads(usable_cores())
-    from entente.cli.terminal import progress_shown
+    from entente.cli.terminal import show_progress
     from entente.training.replay import replay_step as replay
 
     training = _training(settings)
-    with progress_shown():
+    with show_progress():
         comparison = replay(paths, step, model, training, settings.storage)
     for line in _lines(comparison):
         print(line)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from entente.cli.terminal import progress_shown
+from entente.cli.terminal import show_progress
 from entente.prefect_server.database import check_room
 from entente.prefect_server.own_server import prefect_server
 from entente.telemetry.errors import DiskFullError, EntenteError
@@ -31,7 +31,7 @@ def run_flow(flow: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Raises:
         DiskFullError: the disk of Prefect's database is full; the server itself reports no reason.
     """
-    with prefect_server(), progress_shown():
+    with prefect_server(), show_progress():
         try:
             return run_in_thread(flow(), _RoomWatch().look)
         except EntenteError:

@@ -34,10 +34,10 @@ def smoke(
         entente smoke --only legal-mask                   one stage once more
     """
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
-    from entente.cli.terminal import print_json, progress_shown
+    from entente.cli.terminal import print_json, show_progress
 
     job, card = plan_job(device, model, runs_root)
-    with progress_shown():
+    with show_progress():
         outcome = smoke_test(job, card, only=only or ())
     _show(outcome)
     if json:

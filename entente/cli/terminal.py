@@ -150,7 +150,7 @@ class BarReporter(Reporter):
 
 
 @contextmanager
-def progress_shown() -> Iterator[None]:
+def show_progress() -> Iterator[None]:
     console = Console(stderr=True)
     try:
         if not console.is_terminal:

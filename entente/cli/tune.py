@@ -35,7 +35,7 @@ def tune(
     import asyncio
 
     from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
-    from entente.cli.terminal import print_json, progress_shown
+    from entente.cli.terminal import print_json, show_progress
     from entente.settings.layers import resumed_settings
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
@@ -43,7 +43,7 @@ def tune(
     folder, candidates = runs_root / TUNING_FOLDER / run, candidates_of(settings, tuning)
     toml = folder / "tuned.toml"
     toml.unlink(missing_ok=True)
-    with progress_shown():
+    with show_progress():
         measured, failed = asyncio.run(measure_candidates(settings, tuning, candidates, folder))
     chosen, why = choose(measured, tuning)
     rows = table_rows(candidates, measured, failed, chosen, tuning)

@@ -54,7 +54,7 @@ def what_if(
 
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
-    from entente.cli.terminal import print_json, progress_shown
+    from entente.cli.terminal import print_json, show_progress
     from entente.evaluation.what_if import Continuation, asked_power, other_orders
     from entente.reports.sentences import describe_change
     from entente.telemetry.errors import InputError
@@ -71,7 +71,7 @@ def what_if(
     how = Continuation(
         forks=forks, years=years, players=tuple(meant[who] for who in _split(players)), seed=seed, temperature=temperature
     )
-    with progress_shown():
+    with show_progress():
         answer = _ask(position, power, changed, version, how, contestants, runs_root)
     change = describe_change(answer, changed, version)
     _show(answer, change)

@@ -23,9 +23,9 @@ from entente.telemetry.progress import shown
 from entente.telemetry.stages import STAGES
 from storage.files import durable_write
 
-MATCHES_SHOWN = 4
+PLOTTED_MATCHES = 4
 """Number of newest matches with a plot."""
-POSITIONS_SHOWN = 3
+DRAWN_POSITIONS = 3
 """Number of held-out positions whose boards are drawn."""
 _ROW_COUNTS = (
     ("train/decisions", "decisions trained on"),
@@ -64,7 +64,7 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
         },
         matches=[
             (plots.match(record, number), sentences.describe_match(record))
-            for number, record in enumerate(facts.matches[-MATCHES_SHOWN:])
+            for number, record in enumerate(facts.matches[-PLOTTED_MATCHES:])
         ],
         limits=explain_run(facts.steps, facts.settings).sentences if facts.steps else [],
         ladder_says=sentences.ladder(facts.track),
@@ -101,7 +101,7 @@ def closest_preset(
     return preset, differences[preset]
 
 
-def boards(records: Mapping[str, ScoreRecord], count: int = POSITIONS_SHOWN) -> list[dict[str, Any]]:
+def boards(records: Mapping[str, ScoreRecord], count: int = DRAWN_POSITIONS) -> list[dict[str, Any]]:
     """Boards of the first positions that "base" and "trained" both decided in their scores, or that the only one decided.
 
     They are the first in stored order, not hand-picked. Both sample with the same seed, so only the weights differ.

@@ -23,7 +23,7 @@ from storage.ledger import last_step, read_ledger
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
-_T = TypeVar("_Found")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def no_work() -> Iterator[None]:
     """Nothing starts, and this process keeps its environment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
-        patch.setattr("entente.cli.run_flow.progress_shown", begins)
+        patch.setattr("entente.cli.run_flow.show_progress", begins)
         patch.setattr("entente.inference.torch_engine.TorchEngine", begins)
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield

@@ -22,7 +22,7 @@ class Disk:
         monkeypatch.setattr(run_flow, "check_room", self.look)
         monkeypatch.setattr(run_flow, "LOOKS_EVERY_S", 0.01)
         monkeypatch.setattr(run_flow, "time", SimpleNamespace(monotonic=lambda: self.now))
-        for surroundings in ("prefect_server", "progress_shown"):
+        for surroundings in ("prefect_server", "show_progress"):
             monkeypatch.setattr(run_flow, surroundings, nullcontext)
 
     def look(self) -> None:

@@ -15,12 +15,12 @@ from cyclopts import App
 
 from entente.cli import main
 from entente.cli.commands import command_line
-from entente.cli.terminal import json_alone, line_reporter, print_json, progress_shown
+from entente.cli.terminal import json_alone, line_reporter, print_json, show_progress
 from entente.telemetry.progress import GameProgress, Reporter, reporter
 
 
 def test_progress_goes_to_standard_error_for_the_length_of_the_block_only(capsys: pytest.CaptureFixture):
-    with pytest.raises(ZeroDivisionError), progress_shown():
+    with pytest.raises(ZeroDivisionError), show_progress():
         reporter().say("half way")
         raise ZeroDivisionError
     reporter().say("nobody looks on any more")

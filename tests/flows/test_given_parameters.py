@@ -15,7 +15,7 @@ from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.build_state_cache import build_state_cache
 from flows.evaluate_policy import evaluate_policy
-from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_given
+from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_parameters
 from flows.improve_policy import improve_policy
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
@@ -96,19 +96,19 @@ def test_no_parameter_reaches_a_shell_an_address_or_a_path(place: Path, what: st
 
 def test_the_command_line_may_name_what_it_likes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: False)
-    check_given(OUT, settings=settings(inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
+    check_parameters(OUT, settings=settings(inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
 
 
 def test_what_the_machine_lists_may_be_named(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(ROOTS_VARIABLE, f"{OUT}:/srv/more")
     monkeypatch.setenv(ADDRESSES_VARIABLE, "http://gpu-1:8100, tcp://dask:8786")
     for root in (Path("runs"), place / "runs", OUT, Path("/srv/more")):
-        check_given(root)
+        check_parameters(root)
     dask = {"task_runner": "dask", "dask_address": "tcp://dask:8786"}
     given = settings(inference={"urls": ["http://gpu-1:8100"]}, pipeline=dask, run="mine")
-    check_given(Path("runs"), settings=given)
+    check_parameters(Path("runs"), settings=given)
     for model in ("tiny", "Qwen/Qwen2.5-7B-Instruct", "runs/_models/mine"):
-        check_given(Path("runs"), settings=settings(inference={"model": model}))
+        check_parameters(Path("runs"), settings=settings(inference={"model": model}))
 
 
 def test_the_parameters_of_every_deployment_are_accepted(place: Path):
@@ -116,4 +116,4 @@ def test_the_parameters_of_every_deployment_are_accepted(place: Path):
         given = resolved(each)["parameters"]
         training = each["entrypoint"].endswith(":train_policy")
         run_settings = RunSettings.model_validate(given["settings"]) if training else None
-        check_given(Path(given.get("runs_root", "runs")), settings=run_settings)
+        check_parameters(Path(given.get("runs_root", "runs")), settings=run_settings)

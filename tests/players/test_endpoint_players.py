@@ -266,8 +266,8 @@ def test_a_deployment_names_only_listed_addresses(monkeypatch, tmp_path):
     monkeypatch.setenv(given_parameters.ROOTS_VARIABLE, str(tmp_path))
     settings = layered_settings("laptop", (), ALONE | {"runs_root": str(tmp_path)})
     with pytest.raises(InputError, match=r"a player at 'http://127\.0\.0\.1:8000/v1'"):
-        given_parameters.check_given(tmp_path, players=[NAME])
+        given_parameters.check_parameters(tmp_path, players=[NAME])
     with pytest.raises(InputError, match=r"a player at 'http://127\.0\.0\.1:8000/v1'"):
-        given_parameters.check_given(tmp_path, settings=settings)
+        given_parameters.check_parameters(tmp_path, settings=settings)
     monkeypatch.setenv(given_parameters.ADDRESSES_VARIABLE, "http://127.0.0.1:8000/v1")
-    given_parameters.check_given(tmp_path, players=[NAME], settings=settings)
+    given_parameters.check_parameters(tmp_path, players=[NAME], settings=settings)
