@@ -64,7 +64,6 @@ async def build_state_cache(
 
 
 async def show_refresh(runs_root: Path, settings: CacheSettings) -> None:
-    """Show a refresh in Prefect's UI: its positions, and the runs that start from it. Call it again when a run starts from it."""
     name = version_name(settings)
     await show_sentences(f"refresh-{name}", f"State cache {name}", lambda: _describe_refresh(runs_root, settings))
 

@@ -138,7 +138,6 @@ async def _improve_once(
 
 
 async def _label_all(resources: Resources, improve: ImproveSettings, teachers: ProcessPool, number: int) -> int:
-    """Visit and label the round's positions. Returns the number of distillation targets."""
     first_group = taken = done = 0
     labelling: list[asyncio.Task[int]] = []
     at_once = asyncio.Semaphore(_LABELLED_AT_ONCE)
@@ -177,7 +176,6 @@ async def _learn(
     number: int,
     student: PolicyVersion,
 ) -> tuple[PolicyVersion, dict[str, float]]:
-    """Train steps until the round's targets are used up. Returns the newest version and the metrics of the last step."""
     query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
     resumed, newest, steps = resources.resume_point, student, improve.steps
     clock = StepClock(resources, await resources.host.run(resources.engine.stats()))

@@ -36,8 +36,6 @@ from storage.runs import RunPaths, hashes_file
 
 @dataclass(kw_only=True)
 class OpenPlayers:
-    """Policy versions and the engines that serve them."""
-
     host: EngineHost
     """The thread on which deciders must be called."""
     deciders: dict[str, Decider] = field(default_factory=dict)

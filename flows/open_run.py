@@ -228,7 +228,6 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
 
 @asynccontextmanager
 async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutQueue]:
-    """The queue of the run's rollouts, in this process or on a Dask cluster; a Prefect task per range of start groups."""
     async with AsyncExitStack() as stack:
         play = partial(roll_out_groups, quoted(resources))
         if settings.pipeline.task_runner == "dask":

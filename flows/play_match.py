@@ -104,7 +104,6 @@ def _measures(record: MatchRecord) -> str:
 
 
 def _write_plot(file: Path, record: MatchRecord) -> str:
-    """Draw the players' centres by year. Returns the file, or "" if there is too little to draw."""
     from entente.reports.drawing import stand_alone
     from entente.reports.plots import match_by_year
 

@@ -94,7 +94,6 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
 
 
 async def _find_candidates(client: PrefectClient) -> set[UUID]:
-    """Flow runs that crashed or failed in the last day, and running ones whose process is gone or hangs."""
     tagged = FlowRunFilterTags(all_=[TAG])
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
@@ -201,7 +200,6 @@ def _improves(ended: FlowRun) -> bool:
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
-    """Parameters of `train-policy` that continue the run, or restart it if it has no folder."""
     has_folder = settings.run and settings.paths.settings.exists()
     if has_folder:  # another release may have started it, with other defaults
         try:

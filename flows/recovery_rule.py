@@ -28,7 +28,6 @@ class Attempts:
     """The newest recorded step at the last attempt."""
 
     def at(self, step: int) -> "Attempts":
-        """The attempts at the recorded step `step`: none if the run has made progress."""
         return self if step <= self.step else Attempts(count=0, step=step)
 
 

@@ -50,7 +50,6 @@ def run_summary(
 
 
 async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
-    """Score the served version against each kind of opponents. The first score has the plain label."""
     version = 0 if label == "base" else settings.steps
     labels = {label if place == 0 else f"{label}_vs_{name}": name for place, name in enumerate(settings.evaluation.opponents)}
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}

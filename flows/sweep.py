@@ -85,8 +85,6 @@ def read_sweep(file: Path) -> Sweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """A combination of values, and its runs."""
-
     values: Mapping[str, Any]
     """By dotted name."""
     runs: Sequence[RunSettings]
@@ -94,7 +92,6 @@ class SweepPoint:
 
     @property
     def scores(self) -> dict[int, float]:
-        """Score by seed, of the completed runs."""
         return {run.seed: score for run in self.runs if (score := score_of(run)) is not None}
 
 
@@ -166,8 +163,6 @@ def _over_seeds(by_seed: Mapping[int, float]) -> dict[str, Any] | None:
 
 
 def result_rows(results: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Rows of the table of results, column -> text."""
-
     def text(score: Mapping[str, Any] | None) -> str:
         return "" if score is None else f"{score['mean']:+.3f} {format_interval(score['interval'], '+.3f')}"
 

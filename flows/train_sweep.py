@@ -45,7 +45,6 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
 
 
 async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:
-    """Train one run. Returns the reason of a failure, or ""."""
     reporter().say(f"run {run.run}: seed {run.seed}")
     for other in runs:
         if base_question(other) == base_question(run) and score_of(other) is not None:

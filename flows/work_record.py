@@ -28,8 +28,6 @@ Process = Literal["alive", "stopped", "gone", "elsewhere"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A process that works, or worked, on a run."""
-
     flow_run: str
     """Id of its flow run."""
     run: str

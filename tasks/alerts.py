@@ -60,7 +60,6 @@ class AlertDesk:
 
 
 def raise_alert(file: Path, alert: Alert) -> None:
-    """Append an alert to its file, and send it to Prefect without waiting."""
     with file.open("a", encoding="utf-8") as out:
         out.write(alert.as_json() + "\n")
     emit_event(

@@ -52,7 +52,6 @@ class RunPage:
     """Progress and steps of a training run as artifacts. `step` returns at once; a background task sends."""
 
     def __init__(self, run: str, steps: int) -> None:
-        """`run`: name of the run, and of the flow run. `steps`: steps of the whole run."""
         self._run, self._steps, self._step = run, steps, 0
         self._bar = _Artifact("progress", f"progress-{_slug(run)}")
         self._table = _Artifact("table", f"steps-{_slug(run)}")
@@ -156,7 +155,6 @@ def _flow_run_id() -> UUID | None:
 
 
 def _slug(name: str) -> str:
-    """`name` as part of an artifact's key: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 

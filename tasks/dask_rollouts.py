@@ -126,7 +126,6 @@ class DaskCluster:
             raise self._scheduler_lost()
 
     async def _wait_for(self, answer: asyncio.Future[Figures]) -> None:
-        """Wait for the answer, as long as there are workers."""
         last_worker = time.monotonic()
         while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
             if self._client.scheduler_info().get("n_workers", 0):

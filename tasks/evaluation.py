@@ -54,6 +54,5 @@ async def play_games(
     deciders: Mapping[str, Decider],
     on_game: OnGame,
 ) -> list[GameResult]:
-    """Play games of a match. `on_game` is called with each result."""
     progress = GameProgress(f"playing {len(plans)} games", len(plans), settings.years)
     return await host.run(play_match(plans, settings, deciders, on_game, progress))

@@ -28,7 +28,6 @@ def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     retry_delay_seconds=1,
 )
 async def visit_groups(resources: Resources, number: int, first_group: int) -> int:
-    """Play start groups of a round and publish their shard; see `visit`."""
     with resources.spans.span("rollout"):
         return await visit(resources, number, first_group)
 
@@ -44,5 +43,4 @@ async def visit_groups(resources: Resources, number: int, first_group: int) -> i
 async def label_visits(
     resources: Resources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
-    """Label decisions of a shard of visits and publish the distillation targets; see `label`."""
     return await label(resources, teachers, improve, number, first_group, count)

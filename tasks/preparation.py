@@ -22,7 +22,6 @@ from storage.runs import RunPaths
 
 @task(name="build-state-cache", persist_result=False, retries=0, tags=["cache"])
 async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
-    """Play scripted games, save positions and publish the cache. Returns its folder."""
     with _cancellable_thread() as check_cancelled:
 
         def report(done: int, total: int) -> None:
@@ -35,7 +34,6 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
 
 @task(name="refresh-state-cache", persist_result=False, retries=0, tags=["cache"])
 async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
-    """Publish the cache in `base` with part of its training positions from rollouts of `run`. Returns the new folder."""
     reporter().stage("taking in positions", 0, 1)
     path = await asyncio.to_thread(_refreshed, root, settings, base, run)
     reporter().stage("taking in positions", 1, 1)
@@ -60,7 +58,6 @@ def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:
 
 @task(name="make-tiny-model", persist_result=False, retries=0, tags=["model"])
 async def make_model(root: Path, settings: TinyModelSettings, prompts: PromptSettings) -> Path:
-    """Make the tiny model of this recipe for these prompts if it is missing. Returns its folder."""
     from entente.training.tiny_model import make_tiny_model
 
     with _cancellable_thread() as check_cancelled:

@@ -32,8 +32,6 @@ from tasks.resources import Resources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRollouts:
-    """The rollouts of one step."""
-
     reports: tuple[Figures, ...]
     """Figures of the tasks that ended since the previous step."""
     waited: tuple[float, float]
@@ -122,7 +120,6 @@ class RolloutQueue:
         return StepRollouts(reports=reports, waited=waited, ready_share=1 - missing / self._wanted, queue=queue)
 
     def play_ahead(self, step: int) -> None:
-        """Start the rollouts that run while `step` trains."""
         self._begin_steps(min(step + self._depth, self._last_step), while_training=step)
 
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
@@ -140,7 +137,6 @@ class RolloutQueue:
             await self._publish_held()
 
     async def all_played(self) -> None:
-        """Wait for all rollouts in flight."""
         await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     # -- publishing: versions in order, each to all engines before the next; the next wait raises an error ----------------------
@@ -165,7 +161,6 @@ class RolloutQueue:
     # -- starting and collecting -----------------------------------------------------------------------------------------
 
     def _begin_steps(self, last: int, while_training: int | None = None) -> None:
-        """Start the rollouts of all steps up to `last` that were not started yet."""
         held = None
         if self.in_step and while_training is not None:
             held = ledger_path(self._resources.paths, while_training)
@@ -194,7 +189,6 @@ class RolloutQueue:
             self._reports.append(rollout_figures(covered, self._wanted - missing, self._resources.tokens.thinking))
 
     def _own(self, step: int) -> list[asyncio.Future[Figures]]:
-        """Rollouts in flight of `step` and earlier steps."""
         return [task for task, stretch in self._in_flight.items() if stretch.step <= step]
 
     async def _collect(self, step: int) -> int:

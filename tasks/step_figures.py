@@ -17,7 +17,6 @@ class StepClock:
     """Measures steps. Create it at the start of the first step; `end_step` ends a step and starts the next."""
 
     def __init__(self, resources: Resources, stats: EngineStats) -> None:
-        """`stats`: the engine's counts at the start of the first step."""
         self._resources = resources
         self._step_began = time.monotonic()
         self._stats = stats
@@ -31,7 +30,6 @@ class StepClock:
         return self._orchestration_s / self._steps_s if self._steps_s else 0.0
 
     async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
-        """All registered metrics of the step that ends now."""
         began, now = self._step_began, time.monotonic()
         self._step_began = now
         figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
@@ -79,7 +77,6 @@ class StepClock:
 
 
 def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
-    """Registered metrics of the rollouts received within `seconds`: counts, medians and rates."""
     made = {f"rollout/{name}{'_p50' if name.endswith('_ms') else ''}": value for name, value in counted.items()}
     metrics = {name: value for name, value in made.items() if name in METRICS}
     if completion := counted.get("completion_tokens"):

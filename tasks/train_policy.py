@@ -54,7 +54,6 @@ async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, stretch: 
     retry_jitter_factor=1,
 )
 async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
-    """Play start groups and publish their shard, in this process; see `play_stretch`."""
     return await play_stretch(resources, stretch)
 
 
@@ -65,7 +64,6 @@ async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
     retries=0,
 )
 async def roll_out_probe(resources: Resources, version: int) -> None:
-    """Play the probe of a resumed run; see `play_probe`."""
     await play_probe(resources, version)
 
 

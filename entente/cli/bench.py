@@ -159,7 +159,6 @@ def _config_words(config: Sequence[Path]) -> list[str]:
 
 
 def show_outcome(outcome: "Outcome", *, json: bool) -> None:
-    """Print the figures with their targets, and with `json` one JSON object."""
     from entente.cli.terminal import print_json
 
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -38,7 +38,6 @@ def compare(
 
 
 def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None = None) -> "tuple[Compared, Path]":
-    """Compare runs and write the page. Returns the comparison and the path of the page."""
     from entente.reports.compare_page import write_comparison
     from entente.reports.compared import compare_runs
     from storage.runs import RunPaths
@@ -68,7 +67,6 @@ def _show(comparison: "Compared", runs_root: Path) -> None:
 
 
 def _table(comparison: "Compared") -> "Table":
-    """A block each for scores, differences, cost and settings; a column per run."""
     from rich.table import Table
 
     from entente.evaluation.intervals import format_interval

@@ -146,7 +146,6 @@ def _tokens(settings: RunSettings, sample: Rehearsal, decisions: int, *, exact: 
 
 
 def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
-    """Estimate from the newest run here that had this model and trained a step."""
     for paths in reversed(runs_in(settings.runs_root)):
         try:
             same = settings_of(paths).inference.model == settings.inference.model
@@ -161,7 +160,6 @@ def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
 
 
 def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: Rehearsal, machine: Machine) -> Forecast:
-    """Estimate from the model's arithmetic, where a CPU does it."""
     if model is None or machine.gpu_total or machine.trainer_gpu[1] or settings.inference.urls:
         return {"steps": "unknown until a run with this model is here"}
     from entente.training.first_guess import step_seconds

@@ -29,7 +29,6 @@ _reported = False
 
 
 def heard() -> int:
-    """Number of the first signal that arrived; 0 if none did."""
     return _heard
 
 

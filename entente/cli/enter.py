@@ -98,7 +98,6 @@ def _check_address(address: str) -> None:
 
 
 def _secret(variable: str, what: str, *, hidden: bool = True) -> str:
-    """The value of the environment variable, or else what the user types."""
     if secret := os.environ.get(variable):
         return secret
     if not sys.stdin.isatty():

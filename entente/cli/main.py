@@ -86,7 +86,6 @@ def _json_alone(words: list[str]) -> AbstractContextManager[None]:
 
 
 def _show_help(app: "App", words: list[str]) -> None:
-    """Help of one command: our own page where it takes every run setting, else the one that cyclopts writes."""
     from entente.cli.settings import show_settings_help
 
     if not show_settings_help(app, words):
@@ -96,7 +95,6 @@ def _show_help(app: "App", words: list[str]) -> None:
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:
-    """The sentence for `error`, empty if none is written, and the exit code."""
     from cyclopts import CycloptsError
     from pydantic import ValidationError
 
@@ -153,7 +151,6 @@ def sentence_of(error: Exception) -> str:
 
 
 def _unknown_option(error: "UnknownOptionError") -> str:
-    """Also suggests options of that name in another section."""
     from entente.telemetry.setting_marks import similar_names
 
     option = (error.token.keyword or error.token.value).split("=")[0]
@@ -165,7 +162,6 @@ def _unknown_option(error: "UnknownOptionError") -> str:
 
 
 def _unknown_command(error: "UnknownCommandError | UnusedCliTokensError", word: str) -> str:
-    """Suggests a command that is spelt like it, or that has a word of it."""
     from difflib import get_close_matches
 
     chain = " ".join(error.command_chain or ())

@@ -149,7 +149,6 @@ def imitate(
 def _imitation_settings(
     work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
 ) -> ImitationSettings:
-    """Checked settings: TOML files, then flags. A resumed model keeps its own."""
     from entente.settings.layers import merge_layers, one_sentence, read_settings_file
     from entente.training.imitation.work import begun_settings, check_new
 

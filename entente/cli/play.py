@@ -81,7 +81,6 @@ def play(
 
 
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """Resolve the names of the players in the seats. Returns seats and players."""
     from entente.evaluation.contestants import resolve_contestants
     from entente.game.players import SEARCHES
     from entente.play.game import HUMAN
@@ -95,7 +94,6 @@ def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], 
 def _play(
     file: Path, seats: dict[str, str], how: "PlaySettings", seed: int, years: int, port: int, runs_root: Path, *, browser: bool
 ) -> None:
-    """Serve a new game with these seats, or without seats the one in `file`."""
     from entente.play.game import PlayedGame
     from entente.play.game_file import GameFile, open_game
     from entente.play.http_server import bind, make_server, serve
@@ -146,7 +144,6 @@ def _file(game: str, runs_root: Path) -> Path:
 
 
 def _seats(people: str, against: str, seed: int) -> dict[str, str]:
-    """Assign the players in `against` to the powers that no human plays."""
     from entente.game.snapshot import POWERS
     from entente.play.game import HUMAN
 

@@ -60,7 +60,6 @@ def replay(
 
 
 def _list(paths: "RunPaths", last: int) -> None:
-    """Print the newest games, and the command that replays one."""
     from rich.table import Table
 
     from entente.reports.games import games_of

@@ -49,7 +49,6 @@ def report(
 
 
 def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
-    """Write the report. Returns its figures and its path."""
     from entente.reports.page import write_report
     from entente.reports.run_facts import read_facts
     from entente.settings.layers import layered_settings, preset_names

@@ -98,7 +98,6 @@ def _values_of(flag: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _documentation(command: Callable[..., Any]) -> tuple[str, list[str]]:
-    """The docstring of `command`: its text with one line for each paragraph, and its examples."""
     about, _, examples = (inspect.getdoc(command) or "").partition("\n\nExample")
     paragraphs = [" ".join(part.split()) for part in about.replace("`", "").split("\n\n")]
     return "\n".join(paragraphs), [line.strip() for line in examples.splitlines()[1:] if line.strip()]
@@ -124,7 +123,6 @@ def _table() -> Table:
 
 
 def _short(description: str) -> Text:
-    """The first part of the description, to fit one line."""
     return Text(re.split(r"; |\. |: |, such as " if description[0] != "'" else r"; |\. ", description)[0].rstrip("."))
 
 

@@ -95,7 +95,6 @@ def sql(
 
 
 def _form(format: Format | None, output: Path | None) -> Format:
-    """The output format, from --format or the file extension of --output."""
     if output is None:
         return format or "table"
     if format is not None:

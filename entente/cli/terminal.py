@@ -82,14 +82,12 @@ def output_console(columns: int = 160) -> Console:
 
 
 def show_page(file: Path, *, open: bool) -> None:
-    """Print the path of a page; with `open` show it in a browser."""
     print(file)
     if open:
         webbrowser.open(file.resolve().as_uri())
 
 
 def show_plan(plan: dict[str, Any], *, json: bool) -> None:
-    """Print a plan as a table, or as one JSON object."""
     if json:
         print_json(plan)
         return
@@ -131,8 +129,6 @@ def line_reporter(clock: Callable[[], float] = time.monotonic) -> Reporter:
 
 
 class BarReporter(Reporter):
-    """Lines, above a progress bar per running stage."""
-
     def __init__(self, bars: Progress) -> None:
         super().__init__(partial(bars.console.print, highlight=False, markup=False))
         self._bars = bars

@@ -61,7 +61,6 @@ def train(
 
 
 def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str, Any]]:
-    """Train a run with a Prefect server and progress on standard error. Returns its paths and its summary."""
     from flows.open_run import check_inputs, with_run_name
 
     check_inputs(chosen, resume=resume)

@@ -135,7 +135,6 @@ def _say(what: str, words: str) -> None:
 
 
 def _server(port: int) -> str:
-    """Address of the running server, which is started now if there is none."""
     from entente.prefect_server.database import check_database
     from entente.prefect_server.own_server import check_home, wait_until_up, who_answers
 
@@ -281,7 +280,6 @@ def _cancelled(worker: psutil.Process) -> Iterator[None]:
 
 
 def _why_not_prefect(address: str) -> str:
-    """Why there is no Prefect server at `address`; '' if there is one."""
     import httpx
 
     from entente.prefect_server.own_server import who_answers

@@ -116,7 +116,6 @@ def _ask(
     contestants: "list[Contestant]",
     runs_root: Path,
 ) -> "WhatIf":
-    """Play the pairs; scripted players need no engine."""
     from entente.evaluation.what_if import orders_of_player, play_pairs
     from entente.telemetry.progress import GameProgress
 

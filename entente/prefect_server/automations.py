@@ -179,7 +179,6 @@ def _notification_block(client: "SyncPrefectClient") -> str | None:
 
 
 def main() -> int:
-    """The command in the module's docstring. Returns the exit code."""
     try:
         if not (api := os.environ.get("PREFECT_API_URL")):
             raise InputError("set PREFECT_API_URL to the server's address, such as http://server.internal:4200/api")

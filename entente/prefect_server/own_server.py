@@ -184,7 +184,6 @@ def prefect_client(address: str, key: str, *, within_s: float, retries: int) -> 
 
 
 def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    """Wait until the server of `process`, which writes `log`, answers at `address`."""
     import httpx
 
     limit = _limit_s()

@@ -23,7 +23,6 @@ _OFTEN, _SELDOM = 10, 120
 
 
 def collect_in_thread() -> threading.Thread:
-    """Collect garbage in a thread until the process ends."""
     gc.disable()
     thread = threading.Thread(target=_collect, name="garbage", daemon=True)
     thread.start()

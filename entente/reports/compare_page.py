@@ -42,7 +42,6 @@ def html_of(comparison: Compared, runs_root: Path) -> str:
 
 
 def total_rows(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
-    """Totals of each run: (meaning, the text of each run)."""
     return [(meaning, [_figure(name, count(run)) for run in runs]) for name, (meaning, count) in TOTALS.items()]
 
 

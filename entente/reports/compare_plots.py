@@ -36,7 +36,6 @@ def returns(compared: Compared) -> str | None:
 
 
 def paired(compared: Compared) -> str | None:
-    """The paired differences of scores, each with its interval; None if no score could be paired."""
     colours = {run.name: colour for run, colour in zip(compared.runs, COLOURS, strict=False)}
     drawn = [(pair, pair.comparison.difference) for pair in compared.paired if not isinstance(pair.comparison, str)]
     rows = [(_row_name(pair, compared), difference, colours[pair.other]) for pair, difference in drawn]

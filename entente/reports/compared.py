@@ -35,8 +35,6 @@ TOTALS: Mapping[str, tuple[str, Callable[[RunFacts], float]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """One score of another run compared with the first run's."""
-
     other: str
     """Name of the other run."""
     label: str

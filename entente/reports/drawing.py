@@ -62,7 +62,6 @@ def whole_axis(axes: Axes, label: str) -> None:
 
 
 def share_axis(axes: Axes) -> None:
-    """Format the y axis in per cent, with as many digits as the ticks need."""
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
@@ -72,7 +71,6 @@ def marker(steps: int) -> str | None:
 
 
 def legend_above(axes: Axes) -> None:
-    """Place the legend above the plot, in one row of up to four names, or in more rows if the names are long."""
     longest = max(map(len, axes.get_legend_handles_labels()[1]), default=1)
     axes.legend(
         loc="lower left",
@@ -87,7 +85,6 @@ def legend_above(axes: Axes) -> None:
 
 
 def stack(axes: Axes, parts: Sequence[tuple[str, str, Sequence[float] | np.ndarray]]) -> None:
-    """Stacked bars of (name, colour, a value per step), with one outline per part."""
     below = np.zeros(len(parts[0][2]))
     edges = np.arange(len(below) + 1) + 0.5
     for label, colour, values in parts:

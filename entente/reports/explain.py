@@ -21,8 +21,6 @@ SLOW_NAMED = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The seconds by stage, and their explanation."""
-
     title: str
     seconds: float
     parts: dict[str, float]
@@ -84,7 +82,6 @@ def _slowness(step: int, steps: Mapping[int, Figures]) -> str:
 
 
 def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
-    """The longest stage; the stages of the update count as one."""
     together = dict.fromkeys(UPDATE if name in UPDATE else (name,) for name in parts)
     return max(together, key=lambda names: sum(parts[name] for name in names))
 

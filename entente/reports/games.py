@@ -113,7 +113,6 @@ _CHOICES: dict[str, Callable[[list[GameName]], GameName]] = {
 
 
 def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run: str, number: int) -> GameName:
-    """The game of a decision's id, or of a start group with a single fork."""
     where = "SELECT shard, start_group, fork FROM decisions WHERE decision_id = ?"
     if number < 1 << 63 and (rows := connection.execute(where, [number]).fetchall()):
         return next(game for game in games if (game.shard, game.start_group, game.fork) == rows[0])

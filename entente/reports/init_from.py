@@ -53,7 +53,6 @@ def _find_step(source: str, runs_root: Path) -> Source:
 
 
 def _base_of(source: Source, runs_root: Path) -> Path:
-    """The folder of the merged model; makes it if it is missing."""
     version = source.version
     assert version is not None, "find_version gives one"
     folder = runs_root / MODEL_FOLDER / f"{version.run}-v{version.version}-{version.adapter_hash[:8]}"

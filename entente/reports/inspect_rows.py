@@ -28,8 +28,6 @@ from storage.shards import open_plies, open_shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownToken:
-    """One completion position."""
-
     token: str
     """Its text."""
     legal: int | None
@@ -40,8 +38,6 @@ class ShownToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """One decision with all its stored data."""
-
     facts: dict[str, Any]
     """Columns of the view `decisions`."""
     prompt: str

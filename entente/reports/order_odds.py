@@ -15,8 +15,6 @@ from entente.decoding.thinking import thought_length
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderOdds:
-    """One sampled order."""
-
     logprob: float
     """Sum of its tokens' behaviour log-probabilities, nats."""
     choices: int

@@ -138,7 +138,6 @@ def boards(records: Mapping[str, ScoreRecord], count: int = DRAWN_POSITIONS) -> 
 
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
-    """Scores in the order of the plot, named by player and opponents."""
     kinds = {record.opponents for record in records.values()}
     places = {"random": 0, "base": 2, "trained": 3}  # other scripted players come between
 
@@ -158,7 +157,6 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
 
 
 def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
-    """Write the learning curve and the first board as SVG files, if they exist."""
     if not folder.is_dir():
         raise InputError(f"there is no folder '{folder}' to write pictures to: create it")
     curve, positions = plots.returns(facts), boards(facts.scores, 1)
@@ -171,7 +169,6 @@ def write_pictures(facts: RunFacts, folder: Path) -> list[Path]:
 
 
 def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, str]]:
-    """Further commands for this run: (reason, command line)."""
     run = of_run(facts.name, runs_root)
     failed = "select status, reason, count(*) from decisions group by all order by all"
     lines = [

@@ -78,7 +78,6 @@ def returns(facts: RunFacts) -> str | None:
 
 
 def tokens(facts: RunFacts) -> str | None:
-    """Tokens of each step by kind, and the prefix hit share below."""
     if not facts.steps:
         return None
     prompt, cached, completion = (
@@ -134,7 +133,6 @@ def lags(facts: RunFacts) -> str | None:
 
 
 def health(facts: RunFacts) -> list[tuple[str, str]]:
-    """Small plots of the training's health metrics, each with a sentence; none before the first step."""
     if not facts.steps:
         return []
     return [
@@ -195,7 +193,6 @@ def _lines(facts: RunFacts, name: str, unit: str, series: Series, *, per_cent: b
 
 
 def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
-    """A dot and its interval for each (name, record), the first on top."""
     rows = [(name, r.score.estimate, _colour(r)) for name, r in records]
     summary = "; ".join(f"{name} {record.score.mean:+.2f}" for name, record in records)
     return dots(rows, "scores", "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
@@ -214,7 +211,6 @@ def ladder(points: Sequence[TrackPoint]) -> str | None:
 
 
 def match(record: MatchRecord, number: int = 0) -> str | None:
-    """The players of a match by its measure, best first, each with its interval."""
     measure = record.settings.measure
     meaning, is_share, _ = MEASURES[measure]
     standings = sorted(record.table.players, key=lambda standing: -standing.measures[measure].mean)
@@ -226,7 +222,6 @@ def match(record: MatchRecord, number: int = 0) -> str | None:
 
 
 def match_by_year(record: MatchRecord, number: int = 0) -> str | None:
-    """Mean centres of each player at the end of each game year; None if the match has less than two years."""
     players = [player for player in record.table.players if len(player.by_year) > 1]
     if not players:
         return None
@@ -243,7 +238,6 @@ def match_by_year(record: MatchRecord, number: int = 0) -> str | None:
 
 
 def league(newest: LeagueStep | None) -> str | None:
-    """The policy's win share against each member of the newest league; None if the run has none."""
     if newest is None:
         return None
     figure, (axes,) = new_plot(high=0.9 + 0.38 * len(newest.members))

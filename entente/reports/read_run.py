@@ -112,7 +112,6 @@ def read_settings(paths: RunPaths) -> dict[str, Any]:
 
 
 def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
-    """Metrics by step. Unreadable lines are named and skipped."""
     records: dict[int, dict[str, float]] = {}
     cut: list[int] = []
     lines = file.read_bytes().splitlines() if file.is_file() else []
@@ -214,7 +213,6 @@ def _line(paths: RunPaths) -> RunLine:
 
 
 def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | None:
-    """The score from the run's summary, else from its score file."""
     if (value := summary.get(f"{label}_score")) is not None:
         return float(value)
     record = read_score(paths, label)

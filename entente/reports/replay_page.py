@@ -67,7 +67,6 @@ def _about(game: ReplayedGame) -> str:
 
 
 def map_context() -> dict[str, Any]:
-    """Template context of the empty map: size, elements, and colours of the powers."""
     ground, names = draw_empty_map()
     return {
         "width": WIDTH,

@@ -35,8 +35,6 @@ _COLUMNS = ("decision_id", "policy_version", "thought", "logprob", "return", "st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownOrder:
-    """One order with its results."""
-
     order: str
     results: tuple[str, ...]
     """For example ("bounce",); empty if it succeeded."""
@@ -48,8 +46,6 @@ class ShownOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPly:
-    """One position with its orders."""
-
     number: int
     phase: str
     """As S1902M."""
@@ -117,7 +113,6 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
 
 
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The game's decisions with their tokens, and its plies in order."""
     path = paths.shards / game.shard
     decisions = open_shard(path)
     plies = open_plies(path, decisions)

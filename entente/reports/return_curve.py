@@ -24,8 +24,6 @@ STEPS_READ = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Consecutive steps of a run."""
-
     first: int
     last: int
     """The steps, both included."""

@@ -28,8 +28,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
-    """Figures from the stored rows."""
-
     return_of_all: Mapping[int, float] = field(default_factory=dict)
     """Per policy version, the mean return of every complete decision that it sampled, trained on or not."""
     failures: Sequence[tuple[str, int]] = ()

@@ -73,7 +73,6 @@ def verdict(scores: Mapping[str, ScoreRecord]) -> str:
 
 
 def refreshed_positions(settings: Mapping[str, Any]) -> str:
-    """The refresh of the state cache that a run started from; empty if its positions are scripted alone."""
     cache = settings.get("cache", {})
     if not cache.get("from_run"):
         return ""
@@ -103,7 +102,6 @@ def _missing(record: ScoreRecord) -> str:
 
 
 def mismatch(facts: Run) -> str:
-    """The difference of trainer and engine before the first step, and its limit."""
     figures = facts.mismatch
     if not figures:
         return "Trainer and engine have not been compared yet."
@@ -128,7 +126,6 @@ def lag(facts: Run) -> str:
 
 
 def ladder(points: Sequence[TrackPoint]) -> str:
-    """The newest version compared with the first that was measured."""
     if len(points) < 2:
         return ""
     first, last = points[0], points[-1]
@@ -143,7 +140,6 @@ def ladder(points: Sequence[TrackPoint]) -> str:
 
 
 def describe_match(record: MatchRecord) -> str:
-    """How a match was played, and which differences between its players the figures show."""
     table, clusters = record.table, f"{cluster_noun(record.settings)}, {record.table.clusters} in all"
     head = f"{table.games} games, {record.settings.description}; intervals resample whole {clusters}"
     return " ".join(f"{sentence}." for sentence in (head, *conclusions(table, record.settings)))
@@ -226,7 +222,6 @@ def describe_change(answer: WhatIf, changed: OrderSets | None, version: str) -> 
 
 
 def what_if_verdict(answer: WhatIf) -> str:
-    """The answer in one sentence."""
     who, years = answer.power.title(), f"{answer.how.years} year{'s' if answer.how.years > 1 else ''}"
     difference, pairs = answer.difference, f"{len(answer.pairs)} pairs of forks with the same random numbers"
     interval = difference.describe("+.2f", "pairs")
@@ -245,7 +240,6 @@ def what_if_verdict(answer: WhatIf) -> str:
 
 
 def _small(value: float) -> str:
-    """Two digits, with a power of ten for values below 0.001."""
     if value == 0 or value >= 0.001:
         return f"{value:.2g}"
     digits, exponent = f"{value:.1e}".split("e")

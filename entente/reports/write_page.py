@@ -13,7 +13,6 @@ _HERE = Path(__file__).parent
 
 
 def page_template(name: str, folder: Path = _HERE) -> Template:
-    """The template of a page; it may include files of `folder` and of this package."""
     loader = FileSystemLoader([folder, _HERE])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template(name)

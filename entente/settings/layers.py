@@ -145,7 +145,6 @@ def rate_warning(rate: float, width: int) -> str:
 
 
 def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
-    """The prompt settings of the base model in a settings tree, if it was made here."""
     folder = _folder_of_base(tree)
     return None if folder is None else recipe_prompts(folder)
 
@@ -244,13 +243,11 @@ def check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
 
 
 def _in_short(value: Any) -> str:
-    """A value in a sentence; a long one is cut and has a hash."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... ({sha256(text.encode()).hexdigest()[:8]})"
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a tree: dotted name -> value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -302,7 +299,6 @@ def one_sentence(error: ValidationError) -> str:
 
 
 def merge_layers(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Override `base` by `layer`, table by table."""
     merged = dict(base)
     for key, value in layer.items():
         inner = merged.get(key)

@@ -27,7 +27,6 @@ class Setting:
 
 
 def settings_in(model: type[BaseModel] = RunSettings, prefix: str = "") -> Iterator[Setting]:
-    """All settings of a class, nested ones included, in the order of declaration."""
     for name, field in model.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):

@@ -72,7 +72,6 @@ class Watch:
         }
 
     def step(self, step: int, figures: Figures) -> list[Alert]:
-        """Add a finished step. Returns new alerts."""
         self._step = step
         self._steps = [*self._steps[1 - _HISTORY :], figures]
         self._holding.discard("stalled")

@@ -59,7 +59,6 @@ class CardPlan:
 
     @property
     def shared(self) -> bool:
-        """True if engine and trainer share a card."""
         return bool({card.uuid for card in self.engine} & {card.uuid for card in self.trainer})
 
 

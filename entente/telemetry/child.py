@@ -192,7 +192,6 @@ def in_a_sentence(error: BaseException) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The last non-empty lines of a log."""
     try:
         text = log.read_bytes()[-20_000:].decode(errors="replace")
     except OSError:

@@ -107,7 +107,6 @@ def _open_devices(cards: Sequence[Card]) -> dict[str, Any]:
 
 
 def read_device(handle: Any) -> Reading:
-    """The supported figures of a device."""
     reading = Reading()
 
     def use() -> Reading:
@@ -157,7 +156,6 @@ _FOLDS: tuple[tuple[str, str, Fold, Fold], ...] = (
 
 
 def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:
-    """Registered `gpu/` figures from readings of all devices."""
     devices, figures = sorted({device for reading in readings for device in reading}), dict[str, float]()
     for metric, name, over_time, over_devices in _FOLDS:
         each = [[reading[device][name] for reading in readings if name in reading.get(device, {})] for device in devices]

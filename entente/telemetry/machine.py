@@ -81,7 +81,6 @@ def usable_cores() -> int:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of its ended children."""
     return sum(os.times()[:4])
 
 

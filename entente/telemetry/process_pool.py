@@ -53,7 +53,6 @@ class ProcessPool:
             raise EngineError("a worker process died; is the memory full? Run the command again") from error
 
     def close(self) -> None:
-        """Stop the processes after the calls in progress."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:

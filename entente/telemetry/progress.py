@@ -43,7 +43,6 @@ _LINE = (
 
 
 def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
-    """The line of a step, without missing metrics."""
     return "  ".join([f"step {step}/{steps}", *(form.format(figures[name]) for name, form in _LINE if name in figures)])
 
 

@@ -85,7 +85,6 @@ class MetricLog:
         self._file.close()
 
     def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
-        """Send the rest to W&B, with the run's report if there is one, and close W&B."""
         if self._wandb is not None:
             self._wandb.finish(report, failed=failed)
             self._wandb = None
@@ -192,7 +191,6 @@ class WandbRun:
             self._give_up(error)
 
     def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
-        """Send the rest, with the run's report as an artifact if there is one."""
         if self._run is None:
             return
         try:
@@ -215,7 +213,7 @@ class WandbRun:
 
 
 def _id_of(folder: Path) -> str:
-    """The W&B id of the run, created once and stored in its folder."""
+    """Created once and stored in the folder."""
     file = folder / ".wandb_id"
     if not file.is_file():
         file.write_text(secrets.token_hex(4))
@@ -223,7 +221,6 @@ def _id_of(folder: Path) -> str:
 
 
 def _lower_mode(mode: WandbMode) -> WandbMode:
-    """The setting, or WANDB_MODE if that sends less."""
     lowered: dict[str, WandbMode] = {"disabled": "disabled", "offline": "offline", "dryrun": "offline"}
     modes: tuple[WandbMode, ...] = ("disabled", "offline", "online")
     from_environment = lowered.get(os.environ.get("WANDB_MODE", ""), mode)
@@ -231,14 +228,12 @@ def _lower_mode(mode: WandbMode) -> WandbMode:
 
 
 def _cure(folder: Path) -> str:
-    """How to repair a failed opening. Omits the values of variables: one is a key."""
     ours = {"WANDB_SILENT": "true", "WANDB_DATA_DIR": str(folder / "wandb")}
     names = [name for name, value in sorted(os.environ.items()) if name.startswith("WANDB_") and ours.get(name) != value]
     return ", ".join([*(f"correct {name}" for name in names), "mend the network or set telemetry.wandb"])
 
 
 def _one_line(error: BaseException) -> str:
-    """The first line of an error, or the first problem of a validation error."""
     if isinstance(error, ValidationError):
         first = error.errors(include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_LONGEST]

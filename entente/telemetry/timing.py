@@ -35,11 +35,9 @@ class Spans:
         return _union([(a, b) for known, a, b in self._all() if known == name], since, until)
 
     def uncovered(self, since: float, until: float) -> float:
-        """Seconds between `since` and `until` that no span covers."""
         return (until - since) - _union([(a, b) for _, a, b in self._all()], since, until)
 
     def forget(self, before: float) -> None:
-        """Drop spans that ended before `before`, to keep the list short."""
         with self._lock:
             self._spans = {key: span for key, span in self._spans.items() if span[2] >= before}
 
