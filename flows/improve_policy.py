@@ -119,7 +119,7 @@ async def _improve_once(
         await asyncio.to_thread(check_student, resources.paths, number, student)
         lessons = await _label_all(resources, improve, teachers, number)
     labelled = time.monotonic()
-    reporter().say(f"round {number}: {lessons} lessons for {student}")
+    reporter().say(f"round {number}: {lessons} distillation targets for {student}")
     if await has_fresh_rows(resources):
         await check_mismatch(quoted(resources))
     newest, metrics = await _learn(resources, improve, log, point, number, student)

@@ -80,5 +80,5 @@ def _sentence(replay: "Replay") -> str:
     if replay.recorded.torch != replay.torch:
         sentence += f"; torch was {replay.recorded.torch} then and is {replay.torch} now"
     elif replay.difference is not None:
-        sentence += "; another version of Entente may round the last bits otherwise"
+        sentence += "; another version of Entente may round the last bits differently"
     return sentence

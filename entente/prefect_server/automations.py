@@ -68,7 +68,7 @@ def crash_silent_runs() -> dict[str, Any]:
     ends = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "TimedOut", "Crashed", "Cancelled", "Paused")]
     return _automation(
         "Entente: a run without a sign of life has crashed",
-        f"Runs give one every 30 s; after {SILENT_S} s without any, the host or the process is lost, or stopped.",
+        f"Runs send a heartbeat every 30 s. After {SILENT_S} s without one, the host or the process is lost or stopped.",
         {
             "type": "event",
             "posture": "Proactive",
@@ -95,7 +95,7 @@ def recover_lost_runs(recovery: str) -> dict[str, Any]:
     flow_run = {"__prefect_kind": "jinja", "template": "{{ event.resource.id.split('.')[-1] }}"}
     return _automation(
         "Entente: look after a training run that was lost",
-        "Starts recover-training, which goes by the run's files: it resumes the run, leaves it, or tells that it cannot go on.",
+        "Starts recover-training, which reads the files of the run: it resumes the run, leaves it, or raises an alert.",
         {
             "type": "event",
             "posture": "Reactive",
@@ -126,19 +126,21 @@ def pass_on_alerts(block: str | None) -> list[dict[str, Any]]:
         return [{"type": "send-notification", "block_document_id": block, "subject": subject, "body": body}]
 
     where = (
-        f"Sent to the notification block '{NOTIFIED}'" if block else f"Make a notification block named '{NOTIFIED}' to be told"
+        f"Sent to the notification block '{NOTIFIED}'"
+        if block
+        else f"Create a notification block named '{NOTIFIED}' to get alerts"
     )
     reactive = {"type": "event", "posture": "Reactive", "threshold": 1, "within": 0}
     return [
         _automation(
             "Entente: an alert of a run",
-            f"Something began to be wrong: stalled, not finite, no progress, stale, disk, lost. {where}.",
+            f"A rule raised an alert: stalled, not finite, no progress, stale, disk, lost. {where}.",
             reactive | {"match": {"prefect.resource.id": "entente.run.*"}, "expect": ["entente.alert.*"]},
             send("Entente: {{ event.event }}", "{{ event.payload.sentence }}"),
         ),
         _automation(
             "Entente: a work pool lost its workers",
-            f"Nothing that is scheduled there will begin. {where}.",
+            f"Flow runs scheduled there will not start. {where}.",
             reactive | {"match": {"prefect.resource.id": "prefect.work-pool.*"}, "expect": ["prefect.work-pool.not-ready"]},
             send("Entente: no worker is left", "Work pool {{ event.resource.name }} has no worker: start one with `entente up`."),
         ),

@@ -46,7 +46,7 @@ def verdict(scores: Mapping[str, ScoreRecord]) -> str:
     base, trained = scores.get("base"), scores.get("trained")
     words = {"random": "a random player gains", "teacher": "the imitated teacher"}
     scripted = [label for label, record in scores.items() if label == "teacher" or label == record.player]
-    beside = " and ".join(
+    others = " and ".join(
         f"{words.get(label, f'the scripted player {label}')} {_gain(scores[label])}"
         for label in sorted(scripted, key=lambda label: label != "random")
     )
@@ -64,10 +64,10 @@ def verdict(scores: Mapping[str, ScoreRecord]) -> str:
         who = "The trained policy" if base is None else "The base"
         rest = "the base was not scored" if base is None else "the trained policy has not been scored"
         sentence = f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}"
-        return sentence + (f" Beside it, {beside}." if beside else "")
+        return sentence + (f" For comparison, {others}." if others else "")
     return (
         f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
-        + (f" Beside them, {beside}." if beside else "")
+        + (f" For comparison, {others}." if others else "")
         + f" {_difference(base, trained)}"
     )
 

@@ -121,7 +121,7 @@ class Watch:
         steps, lags = LAG_AT_CAP_STEPS, self._values("train/policy_lag_p50")
         if not self._max_lag or len(lags) < steps or min(lags[-steps:]) < self._max_lag:
             return None
-        return f"for {steps} steps half the rows were {self._max_lag} versions old, as stale as the budget allows"
+        return f"for {steps} steps half the rows were {self._max_lag} versions old, the limit of the staleness budget"
 
     def _mismatch(self) -> str | None:
         mean = self._last("train/log_ratio_lag0_mean")
@@ -144,21 +144,21 @@ class Watch:
         if off <= RATIO_OFF and clipped <= CLIPPED_SHARE:
             return None
         return (
-            f"the policy moves too far in a step: the ratio is off 1 by {off:.2g} (99th percentile), {clipped:.0%} of the tokens "
-            f"are clipped; lower training.learning_rate, now {self._last('train/learning_rate') or 0.0:.2g}"
+            f"the policy changes too much in a step: the ratio differs from 1 by {off:.2g} (99th percentile), {clipped:.0%} of "
+            f"the tokens are clipped; lower training.learning_rate, now {self._last('train/learning_rate') or 0.0:.2g}"
         )
 
     def _entropy(self) -> str | None:
         entropy, floor = self._last("train/entropy"), ENTROPY_FLOOR
         if entropy is None or entropy >= floor:
             return None
-        return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly tries anything new"
+        return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly explores"
 
     def _no_spread(self) -> str | None:
         flat, usable = self._last("train/groups_no_spread"), self._last("train/groups_eligible")
         if flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < NO_SPREAD_SHARE:
             return None
-        return f"{flat / (flat + usable):.0%} of fresh groups have the same return in every fork: they teach nothing"
+        return f"{flat / (flat + usable):.0%} of fresh groups have equal returns in all forks: they give no gradient"
 
     def _worker_lost(self) -> str | None:
         lost = self._last("engine/ejections") or 0

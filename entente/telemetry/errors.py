@@ -67,6 +67,6 @@ def disk_full(error: BaseException | None) -> DiskFullError | None:
             return error
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" for '{error.filename}'" if error.filename else ""
-            return DiskFullError(f"no space is left on the disk{where}: make room; what was whole before still is")
+            return DiskFullError(f"no space is left on the disk{where}: make room; existing files are intact")
         error = error.__cause__ or error.__context__
     return None
