@@ -31,7 +31,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
         monkeypatch.setattr(module, "vllm_build", lambda: vllm)
         monkeypatch.setattr("entente.inference.choose_engine.vllm_build", lambda: vllm)
         monkeypatch.setattr(module, "torch_cuda", lambda: torch)
-        monkeypatch.setattr(cards, "_found", [])
+        monkeypatch.setattr(cards, "_original", [])
         monkeypatch.delenv(cards.VARIABLE, raising=False)
         if visible is not None:
             monkeypatch.setenv(cards.VARIABLE, visible)

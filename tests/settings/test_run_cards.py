@@ -20,7 +20,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setattr(engine_cards, "vllm_build", lambda: "cuda")
     for each in (engine_cards, module):
         monkeypatch.setattr(each, "torch_cuda", lambda: (13, 0))
-    monkeypatch.setattr(cards, "_found", [])
+    monkeypatch.setattr(cards, "_original", [])
     monkeypatch.delenv(cards.VARIABLE, raising=False)
     return two
 
