@@ -1,7 +1,7 @@
-"""An adapter in a folder of its own as a player: one that `entente export` wrote, or any LoRA adapter in peft's layout.
+"""Players that are adapter folders: exported by `entente export`, or any LoRA adapter in peft's layout.
 
-The adapter's config names its base model: a subfolder, a folder of this machine, or a hub id. A `recipe.json` beside it says how
-prompts are written, and may say which base it was trained on and the hashes of the files.
+The adapter's config names its base model: a subfolder, a local folder or a hub id. Its `recipe.json` holds the prompt settings,
+and optionally the identity of the base and the hashes of the files.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ class _Base(BaseModel):
 
 class _Training(BaseModel):
     version: int = 1
-    """Of an adapter that says no other; engines number what they serve themselves."""
+    """Used if the recipe names none; engines number the versions that they serve themselves."""
 
 
 class _Recipe(BaseModel):
-    """What a recipe may say about an adapter, beside its prompts. All of it may be missing."""
+    """The optional entries of an adapter's recipe, apart from its prompts."""
 
     files: dict[str, str] = {}
     base: _Base = _Base()
@@ -38,7 +38,7 @@ class _Recipe(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFolder:
-    """An adapter and its base model, found and compared with the recipe."""
+    """An adapter and its base model, both checked against the recipe."""
 
     policy: PolicyVersion
     base: Path
@@ -48,7 +48,6 @@ class AdapterFolder:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter rather than a whole model."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
@@ -56,11 +55,10 @@ def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
     """The adapter in `folder` and its base, which is downloaded if it is a hub id.
 
     Args:
-        runs_root: remembers the hashes of the base's files.
+        runs_root: folder of the cache with the hashes of the base's files.
 
     Raises:
-        InputError: the base is not there, is another one than the adapter was trained on, or nothing says how prompts are
-            written.
+        InputError: the base is missing, is not the one that the adapter was trained on, or no recipe has prompt settings.
         DataError: a file is damaged.
     """
     recipe = _read_recipe(folder)
@@ -69,12 +67,12 @@ def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
     identity, wanted = base_identity(base, hashes_file(runs_root)), recipe.base.identity
     if wanted not in ("", identity):
         raise InputError(
-            f"adapter '{folder}' was trained on another base model than '{base}' (base {wanted}, found {identity}): give it its "
-            "own base, or download it again"
+            f"adapter '{folder}' was trained on another base model than '{base}' (expected base {wanted}, found {identity}): "
+            "use its own base, or download it again"
         )
     if adapter_prompts(folder, base) is None:
         raise InputError(
-            f"adapter '{folder}' has no {RECIPE} that says how its prompts are written: write one beside it, as "
+            f"adapter '{folder}' has no {RECIPE} with prompt settings: write one in its folder, as "
             'docs/extending.md shows ("An adapter from outside")'
         )
     policy = version_in(folder.resolve(), recipe.training.version)
@@ -82,16 +80,16 @@ def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
 
 
 def adapter_prompts(folder: Path, base: Path) -> PromptSettings | None:
-    """How prompts of the adapter are written: by its own recipe, else by its base's; None if neither says it."""
+    """Prompt settings of the adapter's recipe, else of its base's; None if neither has them."""
     return recipe_prompts(folder) or recipe_prompts(base)
 
 
 def check_weights(policy: PolicyVersion, base: Path) -> None:
-    """Check that the torch engine, which draws for players without a run, can serve the adapter. This loads torch, and says so if
-    the adapter changes nothing.
+    """Check that the torch engine, which samples for players without a run, can serve the adapter. Loads torch, and logs a line
+    if the adapter changes nothing.
 
     Raises:
-        DataError: it cannot: rank, layers, shapes or numbers.
+        DataError: rank, layers, shapes or values do not fit.
     """
     from entente.inference.adapter_check import check_adapter
     from entente.inference.torch_engine import MAX_RANK
@@ -118,7 +116,7 @@ def _read_recipe(folder: Path) -> _Recipe:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"'{folder / RECIPE}' is no recipe of an adapter: {where}: {first['msg']}; mend it, or export again"
+            f"'{folder / RECIPE}' is not an adapter's recipe: {where}: {first['msg']}; correct it, or export again"
         ) from error
 
 

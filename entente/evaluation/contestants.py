@@ -1,9 +1,11 @@
-"""Players of a match: names are resolved to scripted players and policy versions before anything starts.
+"""Players of a match: resolves names to scripted players, policy versions, models and endpoints before any game starts.
 
-A version is called 'base', 'newest' or 'v20'; a version of another run 'other:v20'; a model that was made here,
-or an adapter of any origin, by its folder, as 'models/small'; an OpenAI-compatible endpoint 'openai:model@http://host:port/v1'.
-With '+search' after its name a player searches. A resolved player has the version's number in its name, so a match with 'newest'
-can be repeated with the same version later.
+    'base', 'newest', 'v20', 'other:v20'        a version of the run, or of another run
+    'models/small'                              the folder of a model that was made here, or of an adapter
+    'openai:model@http://host:port/v1'          an OpenAI-compatible endpoint
+    '<player>+search'                           any of these but an endpoint, with a search
+
+The name of a resolved player has the version's number, so a match with 'newest' can be repeated later with the same version.
 """
 
 import re
@@ -49,35 +51,29 @@ class Contestant:
 
     @property
     def policy(self) -> PolicyVersion:
-        """The version that it is. Its parts are fields of their own because match files hold them so."""
+        """The version, from the fields as match files store them."""
         return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash, adapter=self.adapter)
 
     @property
     def is_policy(self) -> bool:
-        """True if a language model plays it."""
         return bool(self.run) or self.model is not None
 
     @property
     def is_endpoint(self) -> bool:
-        """True if an OpenAI-compatible endpoint plays it."""
         return is_endpoint(self.name)
 
     @property
     def without_search(self) -> "Contestant":
-        """The version or scripted player that proposes if it searches, else itself."""
+        """The player that proposes orders to its search; itself if it does not search."""
         return replace(self, name=self.name.removesuffix(SEARCHES), searches=False)
 
     def searches_by(self, play: PlaySettings) -> bool:
-        """True if it searches: by its name, or as a version where `play` says that versions search."""
+        """True if its name ends with '+search', or if it is a version and `play.pick` is 'search'."""
         return self.searches or (self.is_policy and play.pick == "search")
 
 
 def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
-    """Check that those who search can.
-
-    Raises:
-        InputError: `play.search` names a player that does not exist.
-    """
+    """Raises InputError if one of `players` searches and `play.search` names a player that does not exist."""
     for player in players:
         if player.searches_by(play):
             check_search(play.search)
@@ -89,11 +85,11 @@ def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list
     Raises:
         InputError: a name is unknown, a version does not exist, or a player is named twice.
     """
-    found = [resolve_contestant(name, run, runs_root) for name in names]
-    for index, player in enumerate(found):
-        if player.name in [earlier.name for earlier in found[:index]]:
+    contestants = [resolve_contestant(name, run, runs_root) for name in names]
+    for index, player in enumerate(contestants):
+        if player.name in [earlier.name for earlier in contestants[:index]]:
             raise InputError(f"player '{player.name}' is named twice (as '{names[index]}'): name each player once")
-    return found
+    return contestants
 
 
 def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
@@ -106,9 +102,9 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         if (plain := name.removesuffix(SEARCHES)).endswith(SEARCHES):
             raise InputError(f"player '{name}' searches twice: leave out one '{SEARCHES}'")
         if is_endpoint(plain):
-            raise InputError("an endpoint cannot search, because a search draws many proposals: leave out '+search'")
-        found = resolve_contestant(plain, run, runs_root)
-        return replace(found, name=found.name + SEARCHES, searches=True)
+            raise InputError("an endpoint cannot search, because a search samples many proposals: leave out '+search'")
+        proposer = resolve_contestant(plain, run, runs_root)
+        return replace(proposer, name=proposer.name + SEARCHES, searches=True)
     if is_endpoint(name):
         return Contestant(name=read_endpoint(name).name)
     if is_player(name) and not _VERSION.fullmatch(name):
@@ -121,7 +117,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), the folder of a model or an "
             f"adapter ('models/small'), an endpoint ('openai:model@http://host:port/v1') or a scripted player, one of "
-            f"{', '.join(PLAYERS)}; '{SEARCHES}' after it makes it search"
+            f"{', '.join(PLAYERS)}; append '{SEARCHES}' to make it search"
         )
     owner = match["run"] or run
     paths = RunPaths(runs_root / check_name(owner, "run"))
@@ -134,9 +130,9 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
 
 
 def needs_run(names: Sequence[str]) -> bool:
-    """Whether one of these players is a version of the run that the match belongs to."""
-    found = (_VERSION.fullmatch(name.removesuffix(SEARCHES)) for name in names)
-    return any(match is not None and not match["run"] for match in found)
+    """Whether one of these players is a version of the match's own run."""
+    matches = (_VERSION.fullmatch(name.removesuffix(SEARCHES)) for name in names)
+    return any(match is not None and not match["run"] for match in matches)
 
 
 def _model(name: str, runs_root: Path) -> Contestant:
@@ -145,20 +141,18 @@ def _model(name: str, runs_root: Path) -> Contestant:
             f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter, such as 'models/small'"
         )
     if is_adapter(Path(name)):
-        found = open_adapter(Path(name), runs_root)
+        adapter = open_adapter(Path(name), runs_root)
         return Contestant(
             name=Path(name).as_posix(),
-            version=found.policy.version,
-            adapter_hash=found.policy.adapter_hash,
-            adapter=found.policy.adapter,
-            model=found.base,
-            weights_hash=found.identity,
+            version=adapter.policy.version,
+            adapter_hash=adapter.policy.adapter_hash,
+            adapter=adapter.policy.adapter,
+            model=adapter.base,
+            weights_hash=adapter.identity,
         )
     folder = resolve_model(name)
     if recipe_prompts(folder) is None:
-        raise InputError(
-            f"model '{name}' has no recipe.json that says how its prompts are written: name a model that was made here"
-        )
+        raise InputError(f"model '{name}' has no recipe.json with prompt settings: name a model that was made here")
     return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder, hashes_file(runs_root)))
 
 
@@ -182,6 +176,5 @@ def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
 
 
 def _listed(versions: list[int]) -> str:
-    """As 'base, v5, v9'; of many the newest."""
     names = ["base" if version == BASE_VERSION else f"v{version}" for version in versions]
     return ", ".join(names if len(names) <= 8 else [names[0], "...", *names[-6:]])

@@ -1,9 +1,8 @@
-"""Confidence intervals, and the number of games that a claim needs, from values and their clusters.
+"""Confidence intervals from clustered values, and the number of games needed to show a difference.
 
 Values of one cluster are not independent: forks of one start, the seven rotations of one seating, positions of one source game.
-Whole clusters are therefore resampled (cluster bootstrap: Cameron, Gelbach & Miller 2008). If all values of a share are 0, or
-all are 1, there is nothing to resample, and the interval is Wilson's over the clusters (Wilson 1927). With few clusters the
-interval is widened as Student's distribution requires.
+The bootstrap therefore resamples whole clusters (Cameron, Gelbach & Miller 2008). If all values of a proportion are 0, or all are
+1, the interval is Wilson's over the clusters (Wilson 1927). With few clusters the interval is widened to Student's t.
 
 Every interval in the project comes from `estimate` (tested). Below FEWEST_CLUSTERS it returns none, because the interval would
 not have its nominal coverage.
@@ -19,7 +18,7 @@ import numpy as np
 Z95 = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
 RESAMPLES = 2000
-"""Resamples of whole clusters: an end of an interval then varies by about a fortieth of its width between two seeds."""
+"""Bootstrap resamples: an end of an interval then varies by about 1/40 of its width between two seeds."""
 FEWEST_CLUSTERS = 6
 """Clusters needed for an interval. From 6 on, coverage of the true mean is about 95 % in a simulation in the tests; with 4 it
 is 86 %.
@@ -36,18 +35,17 @@ class Estimate:
     high: float | None
     """Upper end; None if `low` is None."""
     clusters: int = 0
-    """Number of clusters; 0 if it is not known."""
+    """0 if unknown."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Both ends; None if there is none, or too few clusters."""
         if self.low is None or self.high is None or 0 < self.clusters < FEWEST_CLUSTERS:
             return None
         return self.low, self.high
 
     @property
     def excludes_zero(self) -> bool:
-        """True if there is an interval and 0 is not in it: only then is a difference shown."""
+        """True if there is an interval and 0 is outside it: the difference is significant."""
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
     def rounded(self, digits: int = 4) -> list[float] | None:
@@ -77,7 +75,7 @@ def format_interval(interval: Sequence[float] | None, form: str) -> str:
 
 
 def describe_shortage(count: int, clusters: str) -> str:
-    """The number of clusters and the number needed: `2 source games, and an interval takes 6`."""
+    """As `2 source games, and an interval takes 6`."""
     return f"{format_count(count, clusters)}, and an interval takes {FEWEST_CLUSTERS}"
 
 
@@ -110,8 +108,8 @@ def estimate(
         low, high = wilson_interval(float(array[0]) * count, count)
     else:
         tail = _expanded_tail(count)
-        drawn = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
-        low, high = np.quantile(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1), [tail, 1 - tail])
+        sample = np.random.default_rng(seed).integers(0, count, (RESAMPLES, count))
+        low, high = np.quantile(sums[sample].sum(axis=1) / sizes[sample].sum(axis=1), [tail, 1 - tail])
     return Estimate(mean=mean, low=float(low), high=float(high), clusters=count)
 
 
@@ -136,7 +134,7 @@ def _student(freedom: int) -> float:
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share (Wilson 1927)."""
+    """Wilson's 95 % interval of a proportion (Wilson 1927)."""
     share, z2 = successes / trials, Z95**2 / trials
     middle = (share + z2 / 2) / (1 + z2)
     half = Z95 / (1 + z2) * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials))
@@ -152,7 +150,7 @@ def cluster_means(values: Sequence[float] | np.ndarray, clusters: Sequence[str])
 
 
 def clusters_to_show(differences: Sequence[float]) -> int | None:
-    """Clusters needed to separate a paired difference of this mean and spread from 0.
+    """Clusters needed to distinguish a paired difference of this mean and spread from 0.
 
     n = (z s / mean)^2. None if the mean is 0 or there are fewer than FEWEST_CLUSTERS differences.
     """

@@ -1,10 +1,11 @@
-"""Files of a match: each game as it ends in `<label>.jsonl`, the result in `<label>.json`, endpoints' answers in
-`<label>.answers.jsonl`.
+"""Files of a match, in `scores/matches/` of a run, or in `_matches/` under `runs_root` if no player belongs to a run.
 
-They lie in `scores/matches/` of a run, or in `_matches/` beside the runs if no run is needed to play.
+    <label>.jsonl             each game, appended when it ends
+    <label>.json              the result
+    <label>.answers.jsonl     answers of endpoints
 
-The label identifies the question: players, opponents, start, years and seed, but not the number of games. Asking for more games
-continues the match. After an interruption only games in progress are lost.
+The label identifies players, opponents, start, years and seed, but not the number of games: a request for more games continues
+the match. An interruption loses only the games in progress.
 """
 
 import hashlib
@@ -31,12 +32,12 @@ class MatchRecord:
     label: str
     settings: MatchSettings
     players: tuple[Contestant, ...]
-    """The measured players, then opponents of the other seats, if any."""
+    """The measured players, then the opponents, if any."""
     table: MatchTable
     cpu_seconds_a_game: float = 0.0
-    """Of the games played by the process that wrote this, with the start of other processes; 0 if all were stored before."""
+    """Over the games that the writing process played, including the start of worker processes; 0 if it played none."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Machine and versions of the process that wrote this (`entente.telemetry.machine.environment`)."""
+    """Machine and package versions of the writing process (`entente.telemetry.machine.environment`)."""
 
 
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
@@ -44,7 +45,7 @@ _NOT_IN_LABEL = {"protocol", "games", "measure", "at_once", "outside"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
-    """The label of a match; equal for equal questions and equal players, including adapter hashes."""
+    """The label of a match; equal for equal settings and players, including adapter hashes."""
     unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
     who = [
@@ -58,7 +59,7 @@ def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
 
 
 def read_games(folder: Path, label: str) -> dict[str, GameResult]:
-    """Finished games of a match, by key. An incomplete line is skipped."""
+    """Finished games of a match, by key; skips an incomplete line."""
     file = folder / f"{label}.jsonl"
     games = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
@@ -78,27 +79,21 @@ def append_game(folder: Path, label: str, game: GameResult) -> None:
 
 
 def answers_file(folder: Path, label: str) -> Path:
-    """File of the answers of endpoints that play in a match."""
     return folder / f"{label}.answers.jsonl"
 
 
 def write_match(folder: Path, record: MatchRecord) -> None:
-    """Write the result of a match; replaces an earlier result of the same question."""
     make_directory(folder)
     durable_write(folder / f"{record.label}.json", _RECORD.dump_json(record, indent=1))
 
 
 def read_matches(folder: Path) -> list[MatchRecord]:
-    """All matches of a folder, in the order in which they were finished."""
+    """All matches of a folder, the first finished first."""
     return [read_match(file) for file in sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))]
 
 
 def read_match(file: Path) -> MatchRecord:
-    """The match of a file.
-
-    Raises:
-        DataError: it is damaged, or no match.
-    """
+    """Raises DataError if the file is damaged or not a match."""
     try:
         return _RECORD.validate_json(file.read_bytes())
     except ValidationError as error:

@@ -1,6 +1,6 @@
-"""The table of a match from its results: means with intervals, and paired differences.
+"""The table of a match: means with intervals, and paired differences.
 
-A measure belongs to one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties share the win.
+A measure is a number for one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties share the win.
 """
 
 import math
@@ -29,38 +29,36 @@ MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], flo
     "survival": ("share of games in which it owned a centre at the end", True, lambda start, end, power: end.survival(power)),
     "solo": ("share of games won alone, with 18 centres or more", True, lambda start, end, power: end.solo(power)),
 }
-"""Measure -> its description, whether it is a share, and its value for one seat (start, end, power)."""
+"""Measure -> its description, whether it is a proportion, and its value for one seat (start, end, power)."""
 PAR = 1 / len(POWERS)
-"""Share of wins, and of the sum of squares, of each of seven equal players."""
+"""Expected `win` and `sos` of each of seven equal players."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerResult:
-    """One player over all its seats of a match."""
+    """One player's figures over all its measured seats."""
 
     player: str
     seats: int
-    """Number of measured seats."""
     measures: dict[str, Estimate]
     years: Estimate
     """Years that its games lasted."""
     by_year: tuple[Estimate, ...]
-    """Centres at the end of each year; a game that has ended stays as it ended."""
+    """Centres at the end of each year; a finished game keeps its last value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairDifference:
-    """Difference of the match's measure between `player` and `other` in the same rounds."""
+    """The match's measure of `player` minus that of `other`, in the same rounds."""
 
     player: str
     other: str
     difference: Estimate
     games_to_show: int | None
-    """Games needed to separate a difference of this size and spread from 0; None if it is unknown."""
+    """Games needed to distinguish a difference of this size and spread from 0; None if unknown."""
 
     @property
     def shown(self) -> bool:
-        """True if there is an interval and it excludes 0."""
         return self.difference.excludes_zero
 
 
@@ -72,10 +70,10 @@ class MatchTable:
     clusters: int
     players: tuple[PlayerResult, ...]
     pairs: tuple[PairDifference, ...]
-    """Every other player compared with the first."""
+    """The first player against every other one."""
     rejected: int
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
-    """Endpoint -> how it answered in all games; empty if none played."""
+    """Endpoint -> its answers in all games; empty if none played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,6 @@ class _Seat:
 
 
 def match_table(results: Sequence[GameResult], settings: MatchSettings) -> MatchTable:
-    """The table of a match."""
     clusters = {result.cluster for result in results}
     seats = [seat for result in results for seat in _seats(result)]
     players = tuple(dict.fromkeys(settings.players))
@@ -118,19 +115,19 @@ def cluster_noun(settings: MatchSettings, *, pairs: bool = False) -> str:
 
 
 def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
-    """Sentences: which differences between players the figures show, and which they do not."""
-    said = [part_of_protocol(match)] if part_of_protocol(match) else []
-    said += [f"{name}: {counts.sentence}" for name, counts in table.answers.items()]
+    """A sentence for each pair of players: whether their difference is significant."""
+    sentences = [part_of_protocol(match)] if part_of_protocol(match) else []
+    sentences += [f"{name}: {counts.sentence}" for name, counts in table.answers.items()]
     for pair in table.pairs:
         interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
         figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
         if pair.shown:
             word = "better" if pair.difference.mean > 0 else "worse"
-            said.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
+            sentences.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
         else:
             enough = f"; about {pair.games_to_show:,} games would show one of this size" if pair.games_to_show else ""
-            said.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
-    return said
+            sentences.append(f"no difference between {pair.player} and {pair.other} is shown: {figures}{enough}")
+    return sentences
 
 
 def _whole_rounds(games: float) -> int:
@@ -172,7 +169,7 @@ def _player_result(player: str, seats: Sequence[_Seat], settings: MatchSettings)
 
 
 def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> PairDifference:
-    """Difference to the first player, paired by game (same start and random numbers); whole clusters of pairs are resampled."""
+    """Paired by game (same start and random numbers); the bootstrap resamples whole clusters of pairs."""
     first = settings.players[0]
     values: dict[str, dict[str, list[float]]] = {first: {}, other: {}}
     cluster_of: dict[str, str] = {}

@@ -7,8 +7,8 @@ equally often. There are two seatings:
     one table     the players share the seven seats; the player with the extra seats changes from round to round
 
 The plan depends on the settings alone, so an interrupted match continues with the missing games. Compared players get the same
-starts, powers, opponents' random numbers and draws. Each game has its own random numbers. The seats of one game form one
-cluster, and so do all games from held-out positions of one source game.
+starts, powers, seeds and opponents' random numbers; each game has its own. The seats of one game form one cluster, and so do all
+games from held-out positions of one source game.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ from entente.telemetry.progress import GameProgress
 
 GAMES_PER_ROUND = len(POWERS)
 DEFAULT_GAMES = 70
-"""Games if no number is asked for."""
+"""Used for `games` 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GamePlan:
-    """One game to play."""
+    """The plan of one game."""
 
     key: str
     """Unique within the match."""
@@ -62,23 +62,23 @@ class GameResult:
     centres: tuple[int, ...]
     """Centres at the end, int per power of POWERS."""
     phase: str
-    """The first phase that was not played; empty after a solo or a draw."""
+    """The first unplayed phase; empty after a solo or a draw."""
     ended: str
     """horizon | won | drawn."""
     rejected: int
-    """Orders that the board rejected; more than 0 means an error in the program."""
+    """Orders that the board rejected; more than 0 is a bug."""
     by_year: tuple[tuple[int, ...], ...]
     """Centres at the end of each year played, int per power of POWERS."""
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
-    """Endpoint -> how it answered in this game; empty if none played."""
+    """Endpoint -> its answers in this game; empty if none played."""
 
 
 OnGame = Callable[[GameResult], None]
-"""Called with each game when it ends."""
+"""Called with each finished game."""
 
 
 def rounds_for(games: int) -> int:
-    """Number of whole rounds for at least `games` games."""
+    """Whole rounds with at least `games` games."""
     return max(1, -(-games // GAMES_PER_ROUND))
 
 
@@ -86,7 +86,7 @@ def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot
     """The games of `rounds` rounds, first round first.
 
     Raises:
-        InputError: games start from held-out positions, and there are none with a movement phase.
+        InputError: games start from held-out positions, and none has a movement phase.
     """
     starts = _starts(settings, held_out)
     return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
@@ -129,7 +129,7 @@ def _round(settings: MatchSettings, number: int, start: Snapshot | None) -> list
 
 
 def _dealt(players: Sequence[str], number: int) -> tuple[str, ...]:
-    """The seven seats, assigned to the players in turn; the next round begins with the next player."""
+    """The players by seat, in turn; each round starts with the next player."""
     return tuple(players[(number + seat) % len(players)] for seat in range(len(POWERS)))
 
 
@@ -143,7 +143,7 @@ async def play_match(
     """Play the games, `settings.at_once` at a time; results in the order of the plans.
 
     Raises:
-        EngineError: a game failed. A result from part of a round would be biased, so there is none.
+        EngineError: a game failed. There is no partial result, because part of a round would be biased.
     """
     slots = asyncio.Semaphore(settings.at_once)
 
@@ -162,7 +162,7 @@ async def play_match(
 async def play_game(
     plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress | None = None
 ) -> GameResult:
-    """Play one game to a solo, or until its years are over."""
+    """Play one game to a solo, or for `settings.years` game years."""
     board = Board.start() if plan.start is None else Board.restore(plan.start)
     dice_name = f"match/{settings.seed}/{plan.pair}"
     by_year: dict[str, tuple[int, ...]] = {}

@@ -1,8 +1,8 @@
 """Two scores compared position by position.
 
-Scores of one question give every player the same positions, powers, opponents and luck, so the difference of two players is
-taken fork by fork. That removes what is the same for both, mostly how good the positions are. Whole source games are resampled,
-as for a score (`entente.evaluation.intervals`). A difference whose interval holds 0 is never called one.
+Scores with equal settings share positions, powers, opponents and seeds, so the difference of two players is computed fork by
+fork. This removes the variance of the positions. The bootstrap resamples whole source games, as for a score
+(`entente.evaluation.intervals`).
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,22 @@ from entente.evaluation.settings import SCORE_SEED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreDifference:
-    """What one player gains more than another from the same starts."""
+    """The second player's gain minus the first's, from the same starts."""
 
     difference: Estimate
-    """Mean of the second player's gain less the first's, centres."""
+    """Centres."""
     forks: int
     """Starts that both played."""
     forks_to_show: int | None
-    """Starts needed to separate a difference of this size and spread from 0; None if that is unknown."""
+    """Starts needed to distinguish a difference of this size and spread from 0; None if unknown."""
 
     @property
     def shown(self) -> bool:
-        """True if the interval excludes 0."""
         return self.difference.excludes_zero
 
 
 def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference | str:
-    """The second score less the first, over the starts that both have; or the reason why they cannot be paired."""
+    """The second score minus the first, over the common starts; or the reason why they cannot be paired."""
     ours, theirs = first.settings.question, second.settings.question
     for what, one, other in (
         ("opponents", first.opponents, second.opponents),

@@ -1,7 +1,7 @@
-"""Protocols: named settings of matches, so that figures of different people answer one question.
+"""Protocols: named match settings, so that results of different people are comparable.
 
-They are data (`protocols.toml`). A protocol fixes seats, start, years and measure, and how many games make it whole. Players and
-how they play stay free.
+They are data (`protocols.toml`). A protocol fixes seats, start, years, measure and the number of games. The user chooses the
+players and their play settings.
 """
 
 import tomllib
@@ -17,7 +17,7 @@ from entente.players.opponents import is_endpoint
 from entente.telemetry.errors import InputError
 
 _FREE = {"games", "at_once", "seed"}
-"""Settings that may be given beside a protocol; with fewer games the table says that it is a part."""
+"""Settings that a user may combine with a protocol; with fewer games the table is marked as a part."""
 
 
 class Protocol(BaseModel):
@@ -26,39 +26,38 @@ class Protocol(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     about: str
-    """What it asks, for the help."""
+    """Description, for the help."""
     ours: Literal["one", "six", "table"]
-    """Where the players that a user names sit."""
+    """Seats of the players that the user names."""
     against: str = ""
-    """Who has the other seats; empty at one table."""
+    """Player of the other seats; empty at one table."""
     years: int
     """Game years, from 1901."""
     games: int
-    """Games of the whole protocol for each player: a multiple of seven."""
+    """For each player; a multiple of seven."""
     measure: Measure = "sos"
 
     def fixed(self) -> dict[str, Any]:
-        """The settings that are the same for all players."""
+        """The match settings that the protocol fixes."""
         return {"start": "standard", "years": self.years, "measure": self.measure}
 
 
 @cache
 def protocols() -> Mapping[str, Protocol]:
-    """All protocols by name, in the order of the file."""
     text = (Path(__file__).parent / "protocols.toml").read_text()
     return TypeAdapter(dict[str, Protocol]).validate_python(tomllib.loads(text))
 
 
 def find_protocol(name: str) -> Protocol:
-    """The protocol `name`."""
+    """Raises InputError if there is no such protocol."""
     if name not in protocols():
         raise InputError(f"there is no protocol '{name}': the protocols are {', '.join(protocols())}")
     return protocols()[name]
 
 
 def usual_protocol(players: Sequence[str], opponents: Sequence[str], asked: Mapping[str, Any]) -> str:
-    """The protocol of a match for which none was named: 'whole-game' where the folder of a model plays and nothing else is asked;
-    else none. See `protocol_match` for the arguments."""
+    """The default protocol: 'whole-game' if the folder of a model plays and the user set nothing else; otherwise empty. See
+    `protocol_match` for the arguments."""
     a_folder = any("/" in name and not is_endpoint(name) for name in players)
     return "whole-game" if a_folder and not opponents and not set(asked) - _FREE else ""
 
@@ -67,27 +66,27 @@ def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Map
     """The settings of the protocol's match between `players`.
 
     Args:
-        opponents: named by the user beside the protocol; empty: none.
-        asked: settings of a match that the user gave beside the protocol.
+        opponents: the user's `--opponents`; empty: none.
+        asked: match settings that the user set in addition to the protocol.
 
     Raises:
-        InputError: there is no such protocol, it takes other players, or something is given that it fixes.
+        InputError: there is no such protocol, it needs other players, or the user set something that it fixes.
     """
     protocol = find_protocol(name)
     if taken := [f"--{each.replace('_', '-')}" for each in asked if each not in _FREE] + ["--opponents"] * bool(opponents):
         raise InputError(f"protocol '{name}' fixes what {', '.join(taken)} would set: leave out one of the two")
     if not players:
         raise InputError(f"protocol '{name}' takes players: name them, as --players models/small")
-    found = protocol.fixed() | {"protocol": name, "games": protocol.games} | dict(asked)
+    chosen = protocol.fixed() | {"protocol": name, "games": protocol.games} | dict(asked)
     if protocol.ours == "six":
         if len(players) != 1:
             raise InputError(f"in protocol '{name}' one player has six seats: name one player, not {len(players)}")
-        return found | {"players": (protocol.against,), "opponents": players[0]}
-    return found | {"players": tuple(players), "opponents": protocol.against}
+        return chosen | {"players": (protocol.against,), "opponents": players[0]}
+    return chosen | {"players": tuple(players), "opponents": protocol.against}
 
 
 def check_protocol(match: MatchSettings) -> None:
-    """Check that a match has the settings of the protocol that it names, if it names one."""
+    """Raises InputError if the match names a protocol and differs from it."""
     if not match.protocol:
         return
     protocol = find_protocol(match.protocol)
@@ -96,8 +95,8 @@ def check_protocol(match: MatchSettings) -> None:
         "opponents": match.opponents if protocol.ours == "six" else protocol.against,
     }
     for setting, value in wanted.items():
-        if (found := getattr(match, setting)) != value:
-            raise InputError(f"the match names protocol '{match.protocol}', but its {setting} are not that protocol's: {found!r}")
+        if (own := getattr(match, setting)) != value:
+            raise InputError(f"the match names protocol '{match.protocol}', but its {setting} are not that protocol's: {own!r}")
 
 
 def part_of_protocol(match: MatchSettings) -> str:

@@ -1,10 +1,9 @@
-"""Scores of a run as files, `scores/<label>.json`: the score, the player, and the settings.
+"""Score files of a run, `scores/<label>.json`: the score, the player and the settings.
 
     scores/base.json, scores/trained.json       the first and the last version; every run has them
     scores/track/v000010.json                   versions between, `evaluation.every` apart
 
-A file is complete or absent. It contains the settings, so a resumed run can read a score that answers the same question instead
-of measuring it again.
+Files are written atomically. They contain the settings, so a resumed run reuses a score with equal settings.
 """
 
 from dataclasses import dataclass
@@ -30,29 +29,22 @@ class ScoreRecord:
     opponents: str
     """Scripted player of the other powers."""
     policy_version: int
-    """The measured version; 0 for the base and for scripted players."""
+    """0 for the base and for scripted players."""
     settings: EvaluationSettings
-    """Settings of the measurement."""
     score: Score
-    """The result."""
 
 
 _RECORD = TypeAdapter(ScoreRecord)
 
 
 def write_score(paths: RunPaths, record: ScoreRecord) -> None:
-    """Write `record` under its label; replaces an earlier one."""
     file = paths.scores / f"{record.label}.json"
     make_directory(file.parent)
     durable_write(file, _RECORD.dump_json(record, indent=1))
 
 
 def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
-    """The record with this label; None if there is none.
-
-    Raises:
-        DataError: it is damaged, or it has another label.
-    """
+    """The record with this label; None if there is none. Raises DataError if it is damaged or has another label."""
     file = paths.scores / f"{label}.json"
     try:
         record = _RECORD.validate_json(file.read_bytes())
@@ -66,7 +58,7 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
 
 
 def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
-    """All records of a run by label, in the order in which they were measured."""
+    """All records of a run by label, the first measured first."""
     files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
     records = {file.stem: read_score(paths, file.stem) for file in files}
     return {label: record for label, record in records.items() if record is not None}
@@ -74,7 +66,7 @@ def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackPoint:
-    """One version's strength."""
+    """The strength of one version."""
 
     version: int
     opponents: str
@@ -84,12 +76,12 @@ class TrackPoint:
 
 
 def track_label(version: int) -> str:
-    """Label of the score file of a version between."""
+    """Label of a version that is measured during training."""
     return f"track/v{version:06d}"
 
 
 def read_track(paths: RunPaths) -> list[TrackPoint]:
-    """All measured versions of a run, in order."""
+    """All measured versions of a run, in ascending order."""
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
     return [

@@ -47,7 +47,7 @@ class PlaySettings(Settings):
     """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
 
     def how(self, players: Iterable[str] = ()) -> str:
-        """What is not the plain play of a version: temperature, and the search if one of `players` searches; or empty."""
+        """Non-default play in words: temperature, and the search if one of `players` searches; may be empty."""
         parts = [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
         if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
             from entente.evaluation.intervals import format_count  # loads NumPy, which reading settings does not need
@@ -103,6 +103,6 @@ class MatchSettings(PlaySettings):
         return f"{seats}, from {start}, up to {self.years} year{'s' * (self.years > 1)}{how and '; ' + how}"
 
     def how(self, players: Iterable[str] = ()) -> str:
-        """See `PlaySettings.how`; the protocol first, then a seed that is not the usual one."""
+        """See `PlaySettings.how`; the protocol first, then a seed other than MATCH_SEED."""
         seed = "" if self.seed == MATCH_SEED else f"seed {self.seed}"
         return "; ".join(part for part in (self.protocol and f"protocol {self.protocol}", seed, super().how(players)) if part)

@@ -1,7 +1,7 @@
 """Strength: mean centres gained on held-out positions, with a 95 % interval.
 
-All compared players get the same positions, powers, opponents' random numbers and seeds. Positions of one source game resemble
-each other, so the interval resamples whole source games (`entente.evaluation.intervals`).
+All compared players get the same positions, powers, seeds and opponents' random numbers. Positions of one source game are
+correlated, so the bootstrap resamples whole source games (`entente.evaluation.intervals`).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
 
 OnFork = Callable[[int, int], None]
-"""Called with forks done and total forks."""
+"""Called with the finished forks and the total."""
 _OPENINGS_KEPT = 8
 
 
@@ -33,29 +33,26 @@ class Opening:
     """The policy's first decision from a held-out position, with its probability."""
 
     snapshot: Snapshot
-    """The position."""
     power: str
-    """The power that decided."""
     orders: tuple[str, ...]
-    """As drawn, with the same seed for every version."""
+    """As sampled, with the same seed for every version."""
     probabilities: tuple[float, ...]
     """Probability of each order, given the thought and the orders before it."""
     thought: Thought | None = None
-    """What the policy wrote before the orders; None if it wrote nothing."""
+    """None if the policy does not think before it orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """What one fork of a score gained. Two players with the same question met the same start and luck in it."""
+    """Gain of one fork. Players with equal settings share its start and seed."""
 
     snapshot_id: str
-    """The position that it started from."""
+    """The start position."""
     game_id: str
     """Source game of the position: the cluster."""
     power: str
-    """The power that was measured."""
     centres: float
-    """Centres at the end less centres at the start."""
+    """Centres at the end minus centres at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +70,14 @@ class Score:
     source_games: int
     """Source games of the positions: the clusters of the interval."""
     orders_rejected: int
-    """Orders that the board rejected; more than 0 means an error in the program."""
+    """Orders that the board rejected; more than 0 is a bug."""
     openings: tuple[Opening, ...] = ()
     """The policy's first decisions from the first few positions; empty for a scripted player."""
     gains: tuple[Gain, ...] = ()
-    """The gain of each fork, so that scores can be compared position by position."""
+    """One for each fork; used to compare scores position by position."""
 
     @property
     def estimate(self) -> Estimate:
-        """Mean and interval over source games."""
         return Estimate(mean=self.mean, low=self.low, high=self.high, clusters=self.source_games)
 
     def describe(self) -> str:
@@ -102,17 +98,17 @@ async def measure_strength(
     """Measure `player` in one seat against `opponents` in the six others.
 
     Args:
-        player: name of the seat: POLICY, whose openings the score shows, or another.
-        decider: plays it; None: `player` is a scripted player.
-        temperature: of the policy's draws.
+        player: POLICY, whose openings the score keeps, or another name.
+        decider: None: `player` is a scripted player.
+        temperature: sampling temperature of the policy.
 
     Raises:
-        InputError: there are fewer held-out positions than the settings ask for.
-        EngineError: a fork failed. A score from part of the positions would answer another question, so there is none.
+        InputError: there are fewer held-out positions than `settings.positions`.
+        EngineError: a fork failed. There is no partial score, because scores on fewer positions are not comparable.
     """
     if len(positions) < settings.positions:
         raise InputError(
-            f"{settings.positions} held-out positions are asked for but the state cache holds {len(positions)}: "
+            f"evaluation.positions is {settings.positions}, but the state cache holds {len(positions)} held-out positions: "
             "lower evaluation.positions or build a larger cache"
         )
     chosen = list(positions[: settings.positions])
@@ -146,14 +142,14 @@ async def measure_strength(
     results = await asyncio.gather(*(gain(snapshot, power) for snapshot, power in pairs))
     gains = np.array([result[0] for result in results], float)
     games = np.array([snapshot.game_id for snapshot, _ in pairs])
-    found = estimate(gains, games, SCORE_SEED)
+    gain_estimate = estimate(gains, games, SCORE_SEED)
     return Score(
-        mean=found.mean,
-        low=found.low,
-        high=found.high,
+        mean=gain_estimate.mean,
+        low=gain_estimate.low,
+        high=gain_estimate.high,
         forks=len(pairs),
         positions=len(chosen),
-        source_games=found.clusters,
+        source_games=gain_estimate.clusters,
         orders_rejected=sum(result[1] for result in results),
         openings=tuple(opening for _, _, opening in results if opening is not None)[:_OPENINGS_KEPT],
         gains=tuple(
@@ -178,7 +174,7 @@ def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens) -> Opening:
 
 
 def _powers(snapshot: Snapshot) -> list[str]:
-    """Powers measured on a position: a seeded sample of those that have something to order."""
+    """A seeded sample of the powers that have something to order."""
     powers = list(Board.restore(snapshot).legal_orders())
     generator = dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
     return sorted(generator.sample(powers, min(POWERS_PER_POSITION, len(powers))))

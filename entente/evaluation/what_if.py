@@ -1,9 +1,9 @@
-"""What if other orders had been given: pairs of forks from a recorded position, and the difference with its 95 % interval.
+"""Counterfactual orders: pairs of forks from a recorded position, and the difference with its 95 % interval.
 
-Both forks of a pair begin in the same phase, one with the orders that were played, one with other orders of one or more powers.
-All else is equal: the other powers' orders in that phase, the players who continue, and their random numbers, which are named by
-pair, phase and power. So equal orders have a difference of exactly 0. The interval resamples pairs: it is about the luck of the
-continuation, and not about other positions or other players.
+Both forks of a pair start in the same phase, one with the recorded orders, one with other orders of one or more powers. All else
+is equal: the other powers' orders in that phase, the players that continue, and their seeds, which depend on pair, phase and
+power. So equal orders have a difference of exactly 0. The interval resamples pairs: it covers the randomness of the continuation,
+not other positions or players.
 """
 
 import asyncio
@@ -24,62 +24,61 @@ from entente.telemetry.errors import DataError, EngineError, InputError
 from entente.telemetry.progress import GameProgress
 
 _AT_ONCE = 32
-"""Pairs in progress: they share the batches of an engine."""
-_SHOWN = 6
-"""Legal orders that are listed where one is refused."""
+"""Concurrent pairs; they share the batches of an engine."""
+_MAX_LISTED = 6
+"""Legal orders listed in an error message."""
 
 OrderSets = Mapping[str, tuple[str, ...]]
-"""Whole order sets by power."""
+"""Complete order sets by power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPosition:
-    """A position of a game, and what was ordered there."""
+    """A position of a game, with the orders that were played."""
 
     game: str
     """The game in words, as 'game 12/3 of run mine'."""
     board: Board
-    """Nobody steps it."""
+    """Never stepped."""
     orders: OrderSets
-    """By every power that had something to order."""
+    """Of every power that had something to order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """How both forks of a pair go on after the phase."""
+    """How both forks of a pair continue after the phase."""
 
     forks: int = 64
-    """Pairs."""
+    """Number of pairs."""
     years: int = 2
     """Counts of centres from the phase to the end."""
     players: tuple[str, ...] = ("dumbbot",)
-    """Who plays all seats; of several, each seat draws one by lot, the same in both forks."""
+    """Players of all seats; each seat gets a random one of several, the same in both forks."""
     seed: int = 0
-    """Names the luck."""
     temperature: float = 1.0
-    """Of the draws of policy versions."""
+    """Sampling temperature of policy versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two forks of equal luck."""
+    """The final standings of two forks with the same seeds."""
 
     number: int
-    """From 0; names the luck."""
+    """From 0; part of the seeds."""
     played: Standing
-    """At the end, after the orders that were played."""
+    """After the recorded orders."""
     changed: Standing
-    """At the end, after the other orders."""
+    """After the other orders."""
 
     def difference(self, power: str) -> int:
-        """Centres at the end with the other orders, less those with the orders that were played."""
+        """Centres at the end with the other orders, minus those with the recorded orders."""
         seat = POWERS.index(power)
         return self.changed.centres[seat] - self.played.centres[seat]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The answer."""
+    """The result."""
 
     position: RecordedPosition
     power: str
@@ -89,15 +88,15 @@ class WhatIf:
 
     @property
     def difference(self) -> Estimate:
-        """Centres of `power` that the other orders gain."""
+        """Mean gain of the other orders for `power`, centres."""
         return self.difference_of(self.power)
 
     def difference_of(self, power: str) -> Estimate:
-        """Mean over pairs, and its interval."""
+        """The same for any power."""
         return self._estimate([pair.difference(power) for pair in self.pairs])
 
     def centres(self, power: str) -> tuple[Estimate, Estimate]:
-        """Centres at the end: with the orders that were played, and with the others."""
+        """Centres at the end: with the recorded orders, and with the others."""
         seat = POWERS.index(power)
         played = self._estimate([pair.played.centres[seat] for pair in self.pairs])
         return played, self._estimate([pair.changed.centres[seat] for pair in self.pairs])
@@ -111,16 +110,16 @@ class WhatIf:
         return estimate(values, range(len(values)), self.how.seed)
 
 
-def other_orders(position: RecordedPosition, given: Sequence[str], power: str = "") -> OrderSets:
-    """The order sets of the powers whose units `given` orders; a unit that is not named keeps the order that was played.
+def other_orders(position: RecordedPosition, orders: Sequence[str], power: str = "") -> OrderSets:
+    """The order sets of the powers whose units `orders` names; other units keep their recorded orders.
 
-    Builds and disbands are given as a whole: a build that is not named is waived.
+    Builds and disbands must be complete: a build without an order is waived.
 
     Args:
-        power: whose builds WAIVE declines; empty: nobody's.
+        power: the power that WAIVE applies to; empty: none.
     """
     legal, named = position.board.legal_orders(), dict[str, list[str]]()
-    for order in (" ".join(order.upper().replace("-", " - ").split()) for order in given):
+    for order in (" ".join(order.upper().replace("-", " - ").split()) for order in orders):
         if order == WAIVE and power in legal and legal[power].kind is OrderKind.BUILD:
             named.setdefault(power, [])
             continue
@@ -132,13 +131,13 @@ def other_orders(position: RecordedPosition, given: Sequence[str], power: str = 
 
 
 def asked_power(position: RecordedPosition, power: str, changed: OrderSets | None) -> str:
-    """The power whose centres count: `power`, or the one that is given other orders.
+    """The power whose centres count: `power`, or the one with other orders.
 
     Args:
-        changed: other orders; None if a player gives them, or nobody: then it is the power with the most units to order.
+        changed: the other orders; None if a player chooses them: then the power with the most units to order.
 
     Raises:
-        InputError: there is no such power, it had nothing to order, or several powers get other orders.
+        InputError: there is no such power, it had nothing to order, or several powers have other orders.
     """
     if power and power not in POWERS:
         raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
@@ -150,17 +149,17 @@ def asked_power(position: RecordedPosition, power: str, changed: OrderSets | Non
     if changed is None:
         return max(legal, key=lambda each: len(legal[each].sites))
     if len(changed) != 1:
-        raise InputError(f"say with --power whose centres count: {', '.join(changed or legal)}")
+        raise InputError(f"choose with --power whose centres count: {', '.join(changed or legal)}")
     return next(iter(changed))
 
 
 async def orders_of_player(
     position: RecordedPosition, power: str, name: str, how: Continuation, decider: Decider | None
 ) -> list[OrderSets]:
-    """What the player called `name` orders for `power` in each pair.
+    """The orders of player `name` for `power` in each pair.
 
     Args:
-        decider: chooses for it; None: it is a scripted player.
+        decider: None: `name` is a scripted player.
     """
     legal = position.board.legal_orders()[power]
 
@@ -194,8 +193,8 @@ async def play_pairs(
     """Play all pairs.
 
     Args:
-        changed: other order sets, one mapping for each pair.
-        deciders: of those in `how.players` who are not scripted, by name.
+        changed: the other order sets of each pair.
+        deciders: deciders of the players in `how.players` that are not scripted, by name.
 
     Raises:
         DataError: the recorded orders are not legal.
@@ -218,14 +217,14 @@ async def play_pairs(
 
 
 class _Starts:
-    """The boards after the phase, each played once."""
+    """The boards after the phase; each order set is resolved once."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._after: dict[tuple[tuple[str, tuple[str, ...]], ...], Board] = {}
 
     def after(self, orders: OrderSets) -> Board:
-        """A board after these orders, which the caller owns."""
+        """The board after these orders; the caller owns it."""
         key = tuple(sorted(orders.items()))
         if key not in self._after:
             board = self._board.fork()
@@ -244,7 +243,7 @@ async def _play(
     deciders: Mapping[str, Decider],
     progress: GameProgress | None,
 ) -> Standing:
-    """The end of one fork, which goes on from `board`."""
+    """The final standing of the fork that continues from `board`."""
     lot = dice(luck, "seats")
     plan = ForkPlan(
         name=name,
@@ -270,13 +269,12 @@ async def _play(
 
 
 class _SamePhaseSameLuck:
-    """Names a decision's dice by its phase, not by its ply: a retreat in one fork of a pair must not shift the other's luck."""
+    """Seeds a decision by its phase, not by its phase index: a retreat phase in one fork must not shift the seeds of a pair."""
 
     def __init__(self, decider: Decider) -> None:
         self._decider = decider
 
     async def decide(self, request: DecisionRequest) -> Sequence[str] | Sampled:
-        """See `Decider`."""
         phase = request.board.phase
         return await self._decider.decide(replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", ply=0))
 
@@ -293,29 +291,27 @@ def _site(order: str, legal: LegalOrders) -> int | None:
     return next((site for site, options in enumerate(legal.options) if order in options), None)
 
 
-def _whole(legal: LegalOrders, given: list[str], position: RecordedPosition) -> tuple[str, ...]:
-    """The canonical order set of one power."""
-    phase, sites = position.board.phase, [_site(order, legal) for order in given]
+def _whole(legal: LegalOrders, orders: list[str], position: RecordedPosition) -> tuple[str, ...]:
+    phase, sites = position.board.phase, [_site(order, legal) for order in orders]
     for place, site in enumerate(sites):
         if site in sites[:place]:
-            raise InputError(f"'{given[place]}' is a second order for {legal.sites[site or 0]} of {legal.power} in {phase}")
+            raise InputError(f"'{orders[place]}' is a second order for {legal.sites[site or 0]} of {legal.power} in {phase}")
     keeps = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
-    whole = legal.completed([*given, *position.orders.get(legal.power, ())] if keeps else given)
+    whole = legal.completed([*orders, *position.orders.get(legal.power, ())] if keeps else orders)
     if whole is None or not legal.admits(whole):
         must = "may give" if legal.kind is OrderKind.BUILD else "must give"
         raise InputError(
-            f"{legal.power} {must} {legal.picks} {legal.kind} orders in {phase}, and {len(given)} are named: name all"
+            f"{legal.power} {must} {legal.picks} {legal.kind} orders in {phase}, but you named {len(orders)}: name all"
         )
     return whole
 
 
 def _refusal(order: str, legal: Mapping[str, LegalOrders], phase: str) -> str:
-    """Why an order is refused, with what its unit can do."""
     unit = " ".join(order.split()[:2])
     for power, own in legal.items():
         can = [option for options in own.options for option in options if option.startswith(f"{unit} ")]
         if can:
-            more = f" and {len(can) - _SHOWN} more" if len(can) > _SHOWN else ""
-            return f"'{order[:60]}' is no legal order of {power} in {phase}: {unit} can do {', '.join(can[:_SHOWN])}{more}"
+            more = f" and {len(can) - _MAX_LISTED} more" if len(can) > _MAX_LISTED else ""
+            return f"'{order[:60]}' is no legal order of {power} in {phase}: {unit} can do {', '.join(can[:_MAX_LISTED])}{more}"
     sites = "; ".join(f"{power} {', '.join(own.sites)}" for power, own in legal.items())
     return f"'{order[:60]}' is no legal order in {phase}: what can be ordered there is {sites}"
