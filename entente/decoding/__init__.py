@@ -1,1 +1,1 @@
-"""Legal orders to token tables, and prompts to token ids, as pure functions. Read `legal_table.py` first."""
+"""Pure functions from legal orders to token tables, and from prompts to token ids. Read `legal_table.py` first."""

@@ -1,7 +1,7 @@
-"""The families of language models that can be trained, and their linear layers that an adapter may change (LoRA targets).
+"""Supported model families, and the linear layers that an adapter may change (LoRA targets).
 
-All is read from a model's config, without torch. Trainer, engines and memory plans take names and shapes from here. A model of
-another family is refused. docs/extending.md shows how to add one.
+Reads a model's config without torch. Trainer, engines and memory plans take names and shapes from here. Models of other families
+raise an InputError; docs/extending.md shows how to add a family.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,7 @@ from entente.telemetry.errors import InputError
 Layers = dict[str, tuple[int, int]]
 """Path of a linear layer, such as 'self_attn.q_proj' -> (out features, in features)."""
 _BLOCK = "model.layers"
-"""Path of the list of blocks in every family."""
+"""Path of the blocks in every family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class Architecture:
     """Sizes of a decoder of a known family."""
 
     family: str
-    """`model_type` of its config, a key of `FAMILIES`."""
+    """`model_type` of the config, a key of `FAMILIES`."""
     layers: int
-    """Blocks."""
+    """Number of blocks."""
     hidden: int
     """Width of the residual stream."""
     inner: int
-    """Width inside the feed-forward part of a block; in a mixture of experts, of all experts that a token uses."""
+    """Intermediate size of the feed-forward layers; in a mixture of experts, summed over the active experts of a token."""
     heads: int
     key_value_heads: int
     head_width: int
@@ -38,17 +38,16 @@ class Architecture:
 
     @property
     def has_experts(self) -> bool:
-        """Whether it is a mixture of experts."""
         return FAMILIES[self.family].experts
 
     def targets(self, wanted: Collection[str] = ()) -> tuple[str, ...]:
         """Names of the linear layers that an adapter changes, such as 'q_proj', in the order of the block.
 
         Args:
-            wanted: names from the setting `training.lora_targets`; none: all that the family offers.
+            wanted: the setting `training.lora_targets`; empty: all that the family supports.
 
         Raises:
-            InputError: the family does not offer a name.
+            InputError: the family does not support a name.
         """
         family = FAMILIES[self.family]
         offered = tuple(path.rpartition(".")[2] for path in family.linear(self))
@@ -62,18 +61,16 @@ class Architecture:
         return tuple(name for name in offered if not wanted or name in wanted)
 
     def linear_layers(self, wanted: Collection[str] = ()) -> Layers:
-        """Every linear layer of the model that an adapter on `targets(wanted)` changes, by its full path."""
+        """The linear layers that an adapter on `targets(wanted)` changes, by full path."""
         names = self.targets(wanted)
         shapes = {path: shape for path, shape in FAMILIES[self.family].linear(self).items() if path.rpartition(".")[2] in names}
         return {f"{_BLOCK}.{block}.{path}": shape for block in range(self.layers) for path, shape in shapes.items()}
 
     @property
     def linear_parameters(self) -> int:
-        """Number of weights of all linear layers that an adapter may change."""
         return sum(out * into for out, into in self.linear_layers().values())
 
     def lora_parameters(self, rank: int, wanted: Collection[str] = ()) -> int:
-        """Number of weights of an adapter of `rank` on `targets(wanted)`."""
         return rank * sum(sum(shape) for shape in self.linear_layers(wanted).values())
 
 
@@ -97,24 +94,24 @@ def _dense(sizes: Architecture) -> Layers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What Entente knows about the models of one `model_type`."""
+    """The properties of the models of one `model_type`."""
 
     linear: Callable[[Architecture], Layers]
-    """Linear layers of one block that an adapter may change, by their path in the block."""
+    """Linear layers of one block that an adapter may change, by path within the block."""
     head_width: int | None = None
-    """Head width if the config names none; None: hidden size / heads."""
+    """Default head width; None: hidden size / heads."""
     norms: int = 2
-    """Norms of a block over the residual stream's width; the memory plan counts their inputs."""
+    """Norms of a block over the residual stream; the memory plan counts their inputs."""
     head_norms: bool = False
     """Whether queries and keys have norms."""
     experts: bool = False
     """Whether it is a mixture of experts."""
     withheld: str = ""
-    """Why other linear layers are not offered, as part of a sentence."""
+    """Why other linear layers are not supported, as part of a sentence."""
     tokenizer: str = ""
-    """Class of transformers that reads a tokenizer for which no class is named; empty: it is read from tokenizer.json alone."""
+    """Default tokenizer class of transformers; empty: tokenizer.json alone."""
     same_tokenizer: bool = False
-    """Whether transformers ignores another class that is named."""
+    """Whether transformers ignores a `tokenizer_class` in the files."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -134,20 +131,16 @@ FAMILIES: dict[str, Family] = {
 """`model_type` of a config -> the family."""
 
 _UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
-"""Options of a config that the trainer does not compute; they must be off."""
+"""Config options that the trainer does not implement; they must be off."""
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """The architecture of the model in `folder`, from its config.json.
-
-    Raises:
-        InputError: as `architecture_of`, or the config cannot be read.
-    """
+    """`architecture_of` the config.json in `folder`."""
     return architecture_of(read_config(folder), str(folder))
 
 
 def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
-    """The architecture that a config describes.
+    """The architecture of a model with this config.
 
     Args:
         model: the model's name, for messages.
@@ -171,7 +164,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
             inner = int(config["moe_intermediate_size"]) * int(config["num_experts_per_tok"])
         else:
             inner = int(config["intermediate_size"])
-        found = Architecture(
+        architecture = Architecture(
             family=name,
             layers=int(config["num_hidden_layers"]),
             hidden=hidden,
@@ -181,11 +174,21 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
             head_width=int(config.get("head_dim") or family.head_width or hidden // heads),
             positions=longest_position(config),
         )
-        if min(found.layers, found.hidden, found.inner, found.heads, found.key_value_heads, found.head_width) < 1:
+        if (
+            min(
+                architecture.layers,
+                architecture.hidden,
+                architecture.inner,
+                architecture.heads,
+                architecture.key_value_heads,
+                architecture.head_width,
+            )
+            < 1
+        ):
             raise ValueError("a size is not positive")
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise InputError(
             f"the config.json of model '{model}' does not describe a model of the family '{name}' "
             f"({type(error).__name__}: {error}): give the folder of a complete model"
         ) from error
-    return found
+    return architecture

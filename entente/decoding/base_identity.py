@@ -1,8 +1,7 @@
-"""Tells base models apart by all that decides what they draw: config, tokenizer, chat template, and every byte of their weights.
+"""Identity of a base model: a hash over config, tokenizer, chat template and all weights.
 
-Two models of one shape may differ in any layer, and an adapter drawn on the wrong one plays by chance, without an error. Hashing
-takes seconds for a few gigabytes, so hashes are remembered in a file, by what the kernel says of each model file: with the same
-device, inode, size and times it has the same content.
+An adapter on the wrong base of the same shape plays at random without an error. Hashing takes seconds for a few gigabytes, so a
+cache file keeps the hashes, keyed by device, inode, size and times of each model file.
 """
 
 import contextlib
@@ -19,9 +18,9 @@ from entente.decoding.weight_files import weight_files
 from entente.telemetry.machine import usable_cores
 
 _SETTLED_S = 2.0
-"""A file that changed less than this ago may change again within one tick of its times, so its hash is not remembered."""
+"""A file that changed less than this ago may change again within one tick of its times, so its hash is not cached."""
 _MOST_REMEMBERED = 4096
-"""Files, the newest ones: those of some thousand models."""
+"""Cached files, the newest ones."""
 _TEXTS = ("config.json", "tokenizer.json")
 
 
@@ -32,24 +31,19 @@ def file_hash(file: Path) -> str:
 
 
 def base_identity(folder: Path, memory: Path | None = None) -> str:
-    """Hash that is equal for the same model alone, 16 hex digits.
-
-    Args:
-        memory: see `base_hashes`.
-    """
+    """Hash of `base_hashes`, 16 hex digits."""
     return identity_of(base_hashes(folder, memory))
 
 
 def identity_of(hashes: dict[str, str]) -> str:
-    """The identity of a model with these hashes."""
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def base_hashes(folder: Path, memory: Path | None = None) -> dict[str, str]:
-    """What makes a model this one -> its SHA-256: names of config, tokenizer and weight files, and its chat template.
+    """SHA-256 by file name, of config, tokenizer and weight files, and of the "chat template".
 
     Args:
-        memory: JSON file with hashes of earlier calls, which gets those of this one; None: read every file.
+        memory: JSON file that caches hashes between calls; None: hash every file.
     """
     files = [*(folder / name for name in _TEXTS), *weight_files(folder)]
     hashes = {file.name: content for file, content in zip(files, _hashes(files, memory), strict=True)}
@@ -79,18 +73,18 @@ def _hashes(files: Sequence[Path], memory: Path | None) -> list[str]:
 
 def _changed(file: Path) -> float:
     """Unix time of the last change, seconds."""
-    found = file.stat()
-    return max(found.st_mtime, found.st_ctime)
+    status = file.stat()
+    return max(status.st_mtime, status.st_ctime)
 
 
 def _mark(file: Path) -> str:
-    """What changes when the content of a file does."""
-    found = file.stat()
-    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+    """The cache key."""
+    status = file.stat()
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
 def _remembered(memory: Path) -> dict[str, str]:
-    """The remembered hashes; none if the file cannot be read, so that all model files are."""
+    """The cached hashes; empty if the cache cannot be read."""
     try:
         known = json.loads(memory.read_bytes())
     except (OSError, ValueError):
@@ -105,6 +99,6 @@ def _remember(memory: Path, hashes: dict[str, str]) -> None:
         memory.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(newest, indent=1))
         aside.replace(memory)
-    except OSError:  # on a full disk or in a folder of somebody else, the model files are only read again next time
+    except OSError:  # on a full disk or without permission, the next call hashes the model files again
         with contextlib.suppress(OSError):
             aside.unlink()

@@ -1,8 +1,7 @@
 """The text that a model's chat template puts around a prompt.
 
-The template is rendered with real rules and boards: the rules are the system part, board and power the user's part. What the
-template writes before, between and after them is the same in every prompt, so it is read once, and no prompt is rendered again.
-This module does not tokenise.
+The rules are the system message, board and power the user message. The text that the template writes before, between and after
+them is the same in every prompt, so the template is rendered once, on sample prompts. This module does not tokenise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ from entente.telemetry.errors import InputError
 
 Messages = list[dict[str, str]]
 Render = Callable[[Messages, bool], str]
-"""The text of some messages; the second argument asks for the generation prompt, the head of the model's turn."""
+"""Renders messages; the second argument is `add_generation_prompt`."""
 
 _DAY = datetime(2025, 1, 1)
-"""Templates that write today's date get this one, so that a run's prompts are the same on every day."""
+"""The date for templates that write today's, so that the prompts of a run do not change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +30,9 @@ class ChatFormat:
     between: str
     after: str
     description: str
-    """What is put around a prompt, for people."""
+    """For the user."""
     is_plain: bool = False
-    """Whether no template is used."""
+    """True without a template."""
 
 
 PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text", is_plain=True)
@@ -51,16 +50,16 @@ def chat_format(
     """The format of the model in `folder`.
 
     Args:
-        folder: None if the model is not here: then prompts are plain text.
-        samples: rules, and board with power, of some prompts, without white space at their ends.
-        examples: pairs of what is asked and its answer, which become turns before the board.
-        special_tokens: text of each special token that a template may name, such as `bos_token`.
-        thinks: the model may think before it answers; templates that know the value `enable_thinking` get it.
+        folder: None: plain text.
+        samples: (rules, board with power) of some prompts, without white space at their ends.
+        examples: (question, answer) pairs, which become turns before the board.
+        special_tokens: text of each special token, such as `bos_token`, for the template.
+        thinks: value of `enable_thinking` for the template.
 
     Raises:
-        InputError: the template cannot hold a prompt.
+        InputError: the template fails, or drops or changes a part of the prompt.
     """
-    plain = replace(PLAIN, between="\n" + "".join(f"{asked}\n{said}\n\n" for asked, said in examples))
+    plain = replace(PLAIN, between="\n" + "".join(f"{asked}\n{answer}\n\n" for asked, answer in examples))
     if setting == "none" or folder is None:
         return plain
     template = chat_template(folder)
@@ -78,10 +77,12 @@ def read_format(render: Render, samples: Sequence[tuple[str, str]], examples: Se
     """The format that `render` writes.
 
     Raises:
-        InputError: the template drops or changes a part of the prompt; the message begins with a verb.
+        InputError: the template drops or changes a part of the prompt; the message starts with a verb.
     """
     rules, body = samples[0]
-    turns = [{"role": role, "content": said} for pair in examples for role, said in zip(("user", "assistant"), pair, strict=True)]
+    turns = [
+        {"role": role, "content": content} for pair in examples for role, content in zip(("user", "assistant"), pair, strict=True)
+    ]
     messages_of = _system_and_user
     try:
         text = render(messages_of(rules, turns, body), True)
@@ -113,12 +114,12 @@ def _user_alone(rules: str, turns: Messages, body: str) -> Messages:
 
 
 def _space_before_answer(render: Render, messages: Messages) -> str:
-    """What the model's turn begins with beyond the generation prompt: white space, or nothing.
+    """White space between the generation prompt and the model's answer.
 
-    Some templates need no generation prompt, because the user's part ends with the mark that the model's turn follows.
+    Some templates write no generation prompt, because the user message already ends with the marker of the model's turn.
 
     Raises:
-        InputError: the turn begins with text that the generation prompt does not write.
+        InputError: other text lies between the two.
     """
     asked, answer = render(messages, True), "A PAR - BUR"
     if asked != render(messages, False):
@@ -131,7 +132,7 @@ def _space_before_answer(render: Render, messages: Messages) -> str:
 
 
 def _renderer(template: str, values: Mapping[str, Any]) -> Render:
-    """Renders as transformers does, for whose environment templates are written. A call raises InputError if it fails."""
+    """Renders as transformers does; raises InputError if that fails."""
     from jinja2.exceptions import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -145,7 +146,7 @@ def _renderer(template: str, values: Mapping[str, Any]) -> Render:
                 **values,
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
-            # A template is a program of its own, so it may fail in any of these ways.
+            # A template is a program, so it may raise any of these.
             raise InputError(f"cannot be used ({_first_line(error)})") from error
         return text
 

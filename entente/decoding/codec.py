@@ -1,7 +1,7 @@
 """Text to token ids and back.
 
-Each piece of text is encoded once, but with the text before it in view, because many tokenizers spell a word differently at the
-start of a text or after a space. Orders are encoded line by line, so each order text has exactly one token path. This module does
+Each piece of text is encoded once, in the context of the text before it, because many tokenizers encode a word differently at the
+start of a text or after a space. Orders are encoded line by line, so each order has exactly one token sequence. This module does
 not interpret orders and does not know the parts of a prompt.
 """
 
@@ -19,12 +19,12 @@ _ANY_ORDER = "A PAR H"
 
 
 class Codec:
-    """Encodes prompts and orders with one model's tokenizer. Ids are ints in that model's vocabulary."""
+    """Encodes prompts and orders with one model's tokenizer."""
 
     folder: Path | None = None
     """Folder of the model; None if there is none."""
     start_ids: tuple[int, ...] = ()
-    """Ids that the tokenizer itself puts before a text: the beginning-of-sequence token, or nothing."""
+    """Ids that the tokenizer adds before a text: the beginning-of-sequence token, or empty."""
     special_tokens: Mapping[str, str] = MappingProxyType({})
     """Text of each named special token, such as `bos_token`, which chat templates refer to."""
 
@@ -32,20 +32,19 @@ class Codec:
         """Load the tokenizer of the model in `folder`.
 
         Raises:
-            InputError: it cannot be read; or the line break after an order is not a token of its own, so the ends of orders could
-                not be recognised.
+            InputError: it cannot be read, or the line break after an order is not a separate token.
         """
         self.folder = folder
-        found = read_tokenizer(folder)
-        self._tokenizer, self.special_tokens, self.start_ids = found.tokenizer, found.special_tokens, found.start_ids
+        loaded = read_tokenizer(folder)
+        self._tokenizer, self.special_tokens, self.start_ids = loaded.tokenizer, loaded.special_tokens, loaded.start_ids
         end_ids, rows = end_token_ids(folder), vocabulary_rows(folder)
         known = max(*self._tokenizer.get_vocab().values(), *end_ids) + 1
         self._prepare(end_ids, known if rows is None else min(known, rows))
 
     def _prepare(self, end_ids: tuple[int, ...], vocabulary_size: int) -> None:
         self.eos_id, self.end_ids, self.vocabulary_size = end_ids[0], tuple(sorted(end_ids)), vocabulary_size
-        """The id that ends a completion; all that end the model's turn, ascending; every id of both tokenizer and model is below
-        the third."""
+        """The id that ends a completion; all ids that end the model's turn, ascending; bound of the ids that both tokenizer and
+        model have."""
         self._cue = self.encode(ANSWER_CUE)
         separator = self.encode_after(ANSWER_CUE + _ANY_ORDER, ORDER_SEPARATOR)
         if separator is None or len(separator) != 1:
@@ -60,14 +59,14 @@ class Codec:
                 "eos_token_id in its generation_config.json and config.json"
             )
         self._orders: dict[str, tuple[int, ...]] = {}
-        """Ids of every order text encoded so far. There are about 13,000 in all."""
+        """Cached ids by order text; there are about 13,000 orders in all."""
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a text, without `start_ids`. Special tokens that are written out in the text are recognised."""
+        """Ids of a text, without `start_ids`. Recognises special tokens in the text."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_after(self, before: str, text: str) -> tuple[int, ...] | None:
-        """Ids of `text` as the tokenizer spells it after `before`; None if it merges letters of the two into one token."""
+        """Ids of `text` after `before`; None if the tokenizer merges letters of the two into one token."""
         head, whole = self.encode(before), self.encode(before + text)
         return whole[len(head) :] if whole[: len(head)] == head else None
 
@@ -93,14 +92,13 @@ class Codec:
         return ids
 
     def encode_orders(self, texts: Iterable[str]) -> None:
-        """Encode order lines that `encode_order` will be asked for. Many at once take less time than one by one.
+        """Encode order lines for `encode_order`; one batch is faster than single calls.
 
-        They are encoded as the lines of one answer. The first is spelled twice: after the cue and before a line break, and after
-        a line break and at the end of the answer.
+        The batch is encoded as the lines of one answer. The first line is encoded twice: after the cue and before a line break,
+        and after a line break and at the end of the answer.
 
         Raises:
-            InputError: the tokenizer spells an order differently at the two ends of a line, as nothing, or with a token that ends
-                an order.
+            InputError: the encoding of an order depends on its place in the answer, is empty, or contains an end token.
         """
         new = [text for text in dict.fromkeys(texts) if text not in self._orders]
         if not new:
@@ -122,7 +120,7 @@ class Codec:
             )
 
     def _lines(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Lines of an answer after the cue, without their ends; an empty list if the cue is not spelled as it is alone."""
+        """Lines of an answer after the cue, without end marks; empty if the cue is encoded differently than alone."""
         if ids[: len(self._cue)] != self._cue:
             return []
         lines, begin = [], len(self._cue)

@@ -1,15 +1,15 @@
-"""The legal-order automaton: which tokens may come next, so that a completion spells exactly one legal order set.
+"""The legal-order automaton: the tokens allowed next, so that a completion encodes exactly one legal order set.
 
-A `LegalTable` is an acyclic automaton in CSR form: node -> allowed token ids, each with its next node. A path to the end spells
-one order per site, in the order of the sites, within the budget of builds and disbands. Every legal
-order set has exactly one token path, no option is a proper prefix of another, and `longest` is the length of the longest path.
+A `LegalTable` is an acyclic automaton in CSR form: node -> allowed token ids, each with its next node. A path to the end encodes
+one order per site, in the order of the sites, within the budget of builds and disbands. Every legal order set has exactly one
+token path, no option is a proper prefix of another, and `longest` is the length of the longest path.
 
-A table may begin with a thought (`entente/decoding/thinking.py`). A completion is then in a *state*: a node, or, in its thought,
+A table may start with a thought (`entente/decoding/thinking.py`). A completion is then in a *state*: a node, or, in its thought,
 the number of tokens left, as -1 - left. Node 0 of such a table has one token, the marker that ends the thought. Without a thought
 a state is always a node.
 
-A table consists of ints and is sent as bytes. Engines, rows and the trainer use the same table; `table_builder.py` makes it. This
-module needs numpy alone, because vLLM's server imports it.
+A table consists of ints and is sent as bytes. Engines, rows and the trainer use the same table; `table_builder.py` builds it.
+This module imports only numpy, because vLLM's server imports it.
 """
 
 from collections.abc import Sequence
@@ -26,19 +26,19 @@ END = -1
 """The target of an edge that completes the completion, and the state after it."""
 _FORMAT, _FORMAT_WITH_THOUGHT = 1, 2
 _HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
-"""Numbers before the arrays, by format; the excluded ids of a thought are between the two."""
+"""Header integers by format; the excluded ids of a thought follow them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThoughtRule:
-    """What a thought may consist of; part of a legal table."""
+    """The tokens that a thought may contain; part of a legal table."""
 
     budget: int
-    """Most tokens of the thought, 1 or more. A drawn end marker counts as one, a forced one does not."""
+    """Maximum tokens of the thought, 1 or more. A sampled end marker counts as one, a forced one does not."""
     end: int
-    """Every id of a thought is below this."""
+    """Exclusive upper bound of its ids."""
     excluded: tuple[int, ...]
-    """Ids that a thought never contains, ascending: the model's end tokens."""
+    """The model's end tokens, which a thought never contains, ascending."""
 
     @cached_property
     def legal_set(self) -> np.ndarray:
@@ -46,7 +46,7 @@ class ThoughtRule:
         return open_set(self.excluded, self.end)
 
     def check(self, first: np.ndarray, last: np.ndarray, vocabulary_size: int | None) -> None:
-        """Check the rule of a table that was received.
+        """Check the rule of a received table.
 
         Args:
             first: token ids allowed at node 0, which must be the end marker alone.
@@ -54,7 +54,7 @@ class ThoughtRule:
             vocabulary_size: ids must be below this; None: not checked.
 
         Raises:
-            DataError: the message names the broken rule.
+            DataError: the message names the violation.
         """
         if self.budget < 1:
             raise DataError(f"legal table has a thought of {self.budget} tokens: it must be at least 1")
@@ -80,34 +80,33 @@ class LegalTable:
     longest: int
     """Tokens of the longest completion, including the thought and the end mark."""
     thought: ThoughtRule | None = None
-    """The thought that every completion begins with; None: completions are orders alone."""
+    """The thought before the orders; None: no thought."""
     _bytes: bytes | None = field(default=None, repr=False, compare=False)
-    """Result of `to_bytes`, kept because forks send the same table many times."""
+    """Cached `to_bytes`: forks send the same table many times."""
     _sound: bool = field(default=False, repr=False, compare=False)
     """True if the builder made the table or `from_bytes` checked it."""
     _forced: dict[int, tuple[list[int], int]] = field(default_factory=dict, repr=False, compare=False)
-    """Results of `forced` by node."""
+    """Cached `forced` by node."""
 
     @property
     def is_sound(self) -> bool:
-        """True if the table is known to be complete and acyclic, so that it needs no check."""
+        """True if the table is known to be complete and acyclic."""
         return self._sound
 
     @property
     def start(self) -> int:
-        """The state before the first token: node 0, or the thought with all of its tokens left."""
+        """The state before the first token: node 0, or the thought with its whole budget."""
         return 0 if self.thought is None else -1 - self.thought.budget
 
     @property
     def largest_id(self) -> int:
-        """The largest token id that a completion may contain."""
         largest = int(self.token_ids.max())
         return largest if self.thought is None else max(largest, self.thought.end - 1)
 
     def to_bytes(self) -> bytes:
         """Little-endian int32: format, nodes, edges, longest, then the three arrays. Repeated calls return the same object.
 
-        With a thought the format is another, and budget, end, number of excluded ids and these ids follow `longest`.
+        With a thought the format number differs, and budget, end, number of excluded ids and these ids follow `longest`.
         """
         data = self._bytes
         if data is None:
@@ -128,7 +127,7 @@ class LegalTable:
             vocabulary_size: token ids must be below this; None: not checked.
 
         Raises:
-            DataError: it is not a complete, acyclic table over the vocabulary; the message names the broken rule.
+            DataError: it is not a complete, acyclic table over the vocabulary; the message names the violation.
         """
         if len(data) < 16 or len(data) % 4:
             raise DataError(f"legal table of {len(data)} bytes is incomplete")
@@ -183,9 +182,9 @@ class LegalTable:
         return int(self.next_nodes[edge])
 
     def forced(self, state: int) -> tuple[list[int], int]:
-        """The tokens that must follow `state` while exactly one is legal, and the state after them.
+        """The tokens after `state` while exactly one is legal, and the state after them: a branching state, or END.
 
-        That state has several legal tokens, or it is END. The list is shared and must not be changed.
+        The list is cached and must not be changed.
         """
         if state < END:
             return [], state
@@ -206,7 +205,6 @@ class LegalTable:
         return self.thought
 
     def _think(self, state: int, token: int) -> int:
-        """State after `token` in the thought."""
         rule = self._rule
         if token == self.token_ids[0]:
             return int(self.next_nodes[0])
@@ -215,7 +213,7 @@ class LegalTable:
         return state + 1 if state + 1 < END else 0
 
     def legal_sets(self, completion: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The legal set of each position of a completion, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].
+        """The legal sets of a completion's positions, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].
 
         Raises:
             DataError: a token is not legal, or the completion is too long or too short.

@@ -1,7 +1,6 @@
-"""Files of a model: where they are, and whether they contain what decoding needs.
+"""Locates and reads the files of a model: a local folder in the `save_pretrained` layout, or a hub id.
 
-A model is a local folder in the `save_pretrained` layout or a hub id. This module does not load weights and does not import
-torch.
+This module does not load weights and does not import torch.
 """
 
 import os
@@ -18,21 +17,20 @@ from entente.telemetry.errors import InputError
 from entente.telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
 
 RECIPE = "recipe.json"
-"""File in the folder of a model that was made here: how it was made, and its prompt settings."""
+"""File of a model that was made here, with its training and prompt settings."""
 HUB_TIMEOUT_S = 10.0
-"""Seconds to wait for the hub's answer on whether it has a model."""
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_EXTRAS = ["*/*", "consolidated*"]
-"""Files beside the model that match these are copies of it in other layouts."""
+"""Copies of the model in other layouts."""
 _REQUIRED = ("config.json", "tokenizer.json")
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Local folder of the model `name`: the folder itself, or the copy of that hub id, downloaded once.
+    """Local folder of the model `name`; downloads a hub id once.
 
     Raises:
-        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or holds a pipe or device; or see
-            `check_computed`.
+        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or contains a pipe or device; or
+            see `check_computed`.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -47,12 +45,12 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def may_be_hub_id(name: str) -> bool:
-    """True if `name` is written like a hub id, 'owner/name', and is not a path inside an existing folder."""
+    """True if `name` has the form 'owner/name' and is not a path inside an existing folder."""
     return not name.startswith((".", "/", "~")) and name.count("/") == 1 and not Path(name).parent.is_dir()
 
 
 def downloaded(name: str) -> Path | None:
-    """Folder of an earlier download of a hub id, perhaps of some files only; None if there is none.
+    """Folder of an earlier, possibly partial, download of a hub id; None if there is none.
 
     Raises:
         InputError: `name` cannot be a hub id.
@@ -71,26 +69,22 @@ def downloaded(name: str) -> Path | None:
 
 
 def ask_hub(name: str) -> None:
-    """Check that the hub has the model `name`, and not quantised; downloads nothing.
+    """Check that the hub has the model `name`; downloads nothing.
 
     Raises:
-        InputError: the hub does not have it, refuses access, or does not answer; or it is quantised.
+        InputError: the hub does not have it, denies access, or does not answer; or the model is quantised.
     """
     from huggingface_hub import HfApi
 
     try:
-        found = HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+        info = HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except Exception as error:
         raise _not_confirmed(name, error) from error
-    check_not_quantised(name, found.config or {})
+    check_not_quantised(name, info.config or {})
 
 
 def hub_config(name: str) -> dict[str, Any]:
-    """The content of a model's config.json at the hub; nothing is kept here.
-
-    Raises:
-        InputError: see `ask_hub`.
-    """
+    """The model's config.json at the hub, without a download. Raises as `ask_hub`."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -105,7 +99,6 @@ def hub_config(name: str) -> dict[str, Any]:
 
 
 def _not_confirmed(name: str, error: Exception) -> InputError:
-    """The hub client raises many unrelated types, as in `_from_hub`."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return InputError(
         f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
@@ -129,7 +122,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_EXTRAS))
     except Exception as error:
-        # The hub client raises many unrelated types (offline, missing, gated); all mean the same to the user.
+        # The hub client raises many unrelated types (offline, missing, gated); the user's cure is the same.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"model '{name}' is no folder here and could not be downloaded from the hub: {reason}") from error
 
@@ -138,7 +131,7 @@ def end_token_ids(folder: Path) -> tuple[int, ...]:
     """Ids of the tokens that end the model's turn, from its configs; the first one ends a completion.
 
     Raises:
-        InputError: the configs name none that the model has.
+        InputError: the configs name none within the vocabulary.
     """
     files = [folder / name for name in ("generation_config.json", "config.json")]
     named = [_read_json(file).get("eos_token_id") for file in files if file.is_file()]
@@ -151,27 +144,27 @@ def end_token_ids(folder: Path) -> tuple[int, ...]:
 
 
 def vocabulary_rows(folder: Path) -> int | None:
-    """Ids for which the model has a row of weights; None if its config does not say."""
+    """`vocab_size` of the config: rows of the embedding; None if it is missing."""
     rows = read_config(folder).get("vocab_size")
     return rows if type(rows) is int else None
 
 
 def chat_template(folder: Path) -> str | None:
-    """The chat template of a model, the default one of several; None if it has none.
+    """The model's chat template, the default one of several; None if it has none.
 
     Raises:
-        InputError: the file with the template cannot be read, or none of several is the default.
+        InputError: the file cannot be read, or none of several templates is the default.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_text(file, at_most=LARGEST_RESULT, what="model's file")
-    found = read_tokenizer_config(folder).get("chat_template") or None
-    if isinstance(found, list):
-        named = {each["name"]: each["template"] for each in found}
+    template = read_tokenizer_config(folder).get("chat_template") or None
+    if isinstance(template, list):
+        named = {each["name"]: each["template"] for each in template}
         if "default" not in named:
             raise InputError(f"model '{folder}' has the chat templates {', '.join(sorted(named))}, but none named 'default'")
         return named["default"]
-    return found
+    return template
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -181,15 +174,15 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
 
 
 def max_position(folder: Path) -> int:
-    """Longest sequence that the model in `folder` reads, in tokens; see `longest_position`."""
+    """`longest_position` of the config in `folder`."""
     return longest_position(read_config(folder))
 
 
 def longest_position(config: Mapping[str, Any]) -> int:
-    """Longest sequence, in tokens, for which a config gives one model.
+    """Longest sequence, in tokens, up to which logits do not depend on other sequences of the batch.
 
-    With longrope a batch takes other rotary frequencies as soon as one of its sequences exceeds the length that the model was
-    trained for first, so the others' logits depend on that neighbour. dynamic NTK does the same beyond `max_position_embeddings`.
+    With longrope a batch switches to other rotary frequencies if one of its sequences exceeds the original context length.
+    Dynamic NTK does the same beyond `max_position_embeddings`.
     """
     longest = int(config.get("max_position_embeddings", 32768))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -201,16 +194,12 @@ def longest_position(config: Mapping[str, Any]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The content of the model's config.json.
-
-    Raises:
-        InputError: it is missing or unreadable, or holds no JSON object.
-    """
+    """Raises InputError if config.json is missing, unreadable or not a JSON object."""
     return _read_json(folder / "config.json")
 
 
 def recipe_prompts(folder: Path) -> PromptSettings | None:
-    """The prompt settings that a model made here was trained for; None if it has no recipe that says so.
+    """The prompt settings that the model was trained with; None if it has no recipe, or one without them.
 
     Raises:
         InputError: the recipe cannot be read.
@@ -225,7 +214,7 @@ def recipe_prompts(folder: Path) -> PromptSettings | None:
 
 
 def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
-    """Have `make` fill the folder `final`, unless its file `last`, which only a whole folder has, is there; returns `final`."""
+    """Fill the folder `final` with `make`, unless it has the file `last`, the sign of a complete folder; returns `final`."""
     if (final / last).is_file():
         return final
     aside = final.with_name(f".{final.name}.{os.getpid()}")

@@ -1,9 +1,9 @@
-"""Legal sets of thought tokens: every id of the vocabulary but a few, written as a few numbers.
+"""Open sets: legal sets with all ids of the vocabulary except a few, stored as a few integers.
 
-A legal set is usually listed, id by id. A thought token may be any id except those that end a completion; listed, that would be
-100,000 ids. Such an open set is `-1 - excluded`, `end`, and further excluded ids, if there are any. It holds every id from 0 to
-`end` - 1 except the excluded ones. Ids are never negative, so a negative first number tells an open set from a list, and a row
-has as many thought tokens as its sets have negative numbers.
+A legal set usually lists its ids. A thought token may be any id except those that end a completion, a list of 100,000 ids. The
+open set is `-1 - excluded`, `end`, and any further excluded ids. It contains every id from 0 to `end` - 1 except the excluded
+ones. Ids are never negative, so a negative first integer marks an open set, and a row has as many thought tokens as its sets have
+negative integers.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ import numpy as np
 
 
 def open_set(excluded: Sequence[int], end: int) -> np.ndarray:
-    """The set of all ids below `end` except those in `excluded`; int32 [1 + excluded ids].
+    """All ids below `end` except those in `excluded`; int32 [1 + excluded ids].
 
     Raises:
-        ValueError: `excluded` is empty, or does not name different ids below `end`.
+        ValueError: `excluded` is empty, has duplicates, or has an id outside [0, `end`).
     """
     first, *others = ids = sorted(set(excluded)) or [-1]
     if len(ids) != len(excluded) or not 0 <= first <= ids[-1] < end:
@@ -34,12 +34,12 @@ def open_sets(legal_ids: np.ndarray, legal_offsets: np.ndarray) -> np.ndarray:
 
 
 def set_size(legal: np.ndarray) -> int:
-    """Number of ids in one legal set, listed or open."""
+    """Number of ids in a listed or open set."""
     return int(legal[1]) - len(legal) + 1 if legal[0] < 0 else len(legal)
 
 
 def nth_id(legal: np.ndarray, number: int) -> int:
-    """The id with this number, counted from 0 in rising order, of one legal set, listed or open."""
+    """Id number `number`, from 0 in ascending order, of a listed or open set."""
     if legal[0] >= 0:
         return int(legal[number])
     for excluded in (-1 - int(legal[0]), *legal[2:].tolist()):
@@ -48,11 +48,11 @@ def nth_id(legal: np.ndarray, number: int) -> int:
 
 
 def excluded_ids(legal_ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The excluded ids of open sets, int64 [sets, most excluded ids]; a set with fewer repeats its first.
+    """The excluded ids of open sets, int64 [sets, most excluded ids]; padded with the first of each set.
 
     Args:
         legal_ids: sets, one after another.
-        begins, sizes: [sets] where each open set begins in `legal_ids`, and its numbers.
+        begins, sizes: [sets] start of each open set in `legal_ids`, and its number of integers.
     """
     column = np.arange(int(sizes.max()) - 1 if len(sizes) else 1)
     place = np.where((column > 0) & (column < sizes[:, None] - 1), column + 1, 0)

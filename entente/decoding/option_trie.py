@@ -1,7 +1,7 @@
 """Builds the arrays of a legal table from the token sequences of its options, without a loop over tokens.
 
-The options of a root are sorted. Each then adds only the tokens after the prefix that it shares with the option before it, so the
-sorted options are the trie of the root in depth-first order.
+The options of a root are sorted, so each adds only the tokens after the prefix that it shares with the previous one: the sorted
+options are the root's trie in depth-first order.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from entente.telemetry.errors import InputError
 
 
 class TokenLines:
-    """Token sequences as rows of one matrix, so that options are gathered and compared as arrays. Rows are never removed."""
+    """Token sequences as rows of one matrix, for vectorised gathers and comparisons. Append-only."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -23,7 +23,7 @@ class TokenLines:
         self._keys = np.zeros(1024, "S32")
 
     def add(self, sequences: Sequence[Sequence[int]]) -> range:
-        """Append sequences of at least one id each; returns their rows."""
+        """Append non-empty sequences; returns their rows."""
         lengths = np.array([len(ids) for ids in sequences])
         first, last = self._count, self._count + len(sequences)
         rows, width = self._ids.shape
@@ -64,7 +64,7 @@ def assemble(
 
     Args:
         rows: [options] row of each option in `lines`.
-        roots: [options] the root that it begins at: every number from 0 on, ascending.
+        roots: [options] the root that it starts at: every number from 0 on, ascending.
         following: [options] the root that it leads to, a higher one, or END.
 
     Returns:

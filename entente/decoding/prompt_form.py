@@ -1,9 +1,9 @@
 """Prompts of one model as token ids: rules, board and power, within the model's chat format, and the cue.
 
-A prompt is cut into three pieces, from most to least shared: what all prompts share, what the powers or the forks of a position
-share, and the rest. Each piece is encoded once. The ids of the pieces are those of the whole text. Where a tokenizer merges
-letters across the wanted cut, the cut moves to the nearest earlier place where this holds; `Seam` says what that costs. Real
-prompts are tried before the form is used. This module does not draw or read answers.
+A prompt consists of three pieces, from most to least shared: the part common to all prompts, the part common to the powers or
+forks of a position, and the rest. Each piece is encoded once, and the concatenated ids equal those of the whole text. Where a
+tokenizer merges letters across a boundary, the boundary moves back to the nearest place where this holds; `Seam` has the cost.
+The constructor checks this on sample prompts. This module does not sample or read answers.
 """
 
 import random
@@ -21,7 +21,7 @@ from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_t
 from entente.telemetry.errors import InputError
 
 _SAMPLES_OF_A_KIND = 4
-"""Positions of each kind of orders on which a form is tried."""
+"""Sample positions for each kind of orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +36,21 @@ class PromptSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """The place between two pieces of a prompt."""
+    """The boundary between two pieces of a prompt."""
 
     moved: int
-    """Characters from the wanted place back to the seam."""
+    """Characters from the ideal boundary back to the seam."""
     context: int | None
-    """Characters before the seam with which the piece after it is encoded: 1, or None for all of the prompt before the seam."""
+    """Characters before the seam that are needed to encode the next piece: 1, or None for the whole prompt before it."""
     lost_tokens: int
-    """Tokens per prompt, rounded up, that would be shared if the seam lay at the wanted place."""
+    """Tokens per prompt, rounded up, that are not shared because the seam moved."""
 
 
 class PromptForm:
-    """Makes the ids of prompts, given the texts of `entente.game.prompts` without their cue."""
+    """Encodes prompts from the texts of `entente.game.prompts` without their cue."""
 
     def __init__(self, codec: Codec, settings: PromptSettings, cue: str = ANSWER_CUE) -> None:
-        """Read the model's chat format and find the seams.
-
-        Raises:
-            InputError: the chat template cannot be used, or the tokenizer cannot spell prompts or orders.
-        """
+        """Raises InputError if the chat template cannot be used, or the tokenizer cannot encode prompts or orders."""
         self._codec, self._rules = codec, _stripped(rules_text(settings))
         samples = sample_prompts(settings)
         texts = [(self._rules, each.board + _stripped(each.power)) for each in samples]
@@ -82,14 +78,14 @@ class PromptForm:
         self._check(samples)
 
     def pieces(self, board: str, power: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Ids of the pieces of a prompt: shared by all prompts, shared within a position, and the rest.
+        """Ids of the pieces of a prompt: common to all prompts, common to a position, and the rest.
 
         Args:
             board: `board_text`.
             power: `power_text` with an empty cue.
 
         Raises:
-            InputError: the tokenizer merges letters across a seam in this prompt, which it does in none of the tried ones.
+            InputError: the tokenizer merges letters across a seam in this prompt, but in none of the samples.
         """
         shared, third = _cut(self._second_begin + board, self.after_board.moved)
         before = self._first_text
@@ -103,18 +99,17 @@ class PromptForm:
         return self._first, second, rest
 
     def ids(self, board: str, power: str) -> list[int]:
-        """Ids of a prompt; see `pieces`."""
         return [token for piece in self.pieces(board, power) for token in piece]
 
     def text(self, board: str, power: str) -> str:
-        """The prompt as one text, without what the tokenizer itself puts before it."""
+        """The prompt as one text, without `Codec.start_ids`."""
         return self._head + board + self._rest(power)
 
     def _check(self, samples: Sequence[PromptSample]) -> None:
-        """Check on whole prompts with their answers that pieces and orders, encoded apart, are spelled as in one text.
+        """Check on sample prompts and answers that separately encoded pieces and orders have the ids of the whole text.
 
         Raises:
-            InputError: they are not, or have ids that the model does not have.
+            InputError: they have not, or an id is outside the model's vocabulary.
         """
         codec = self._codec
         for sample in samples:
@@ -161,14 +156,14 @@ def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
 
 
 def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> Seam:
-    """The nearest seam at or before the wanted place that holds in all `cuts`, with the shortest context that is enough.
+    """The last seam at or before the ideal boundary that holds in all `cuts`, with the shortest sufficient context.
 
     Args:
-        cuts: of each sample, the text before and the text after the wanted place.
-        farthest: characters from the wanted place back to the farthest place that is tried.
+        cuts: text before and after the ideal boundary, for each sample.
+        farthest: maximum characters to move back.
 
     Raises:
-        InputError: none holds.
+        InputError: no seam holds.
     """
     wholes = [codec.encode(before + after) for before, after in cuts]
     for moved in range(farthest + 1):
@@ -196,10 +191,8 @@ def _stripped(text: str) -> str:
 
 
 def _cut(text: str, moved: int) -> tuple[str, str]:
-    """`text` in two parts; the second has `moved` characters."""
     return text[: len(text) - moved], text[len(text) - moved :]
 
 
 def _last(text: str, characters: int | None) -> str:
-    """The end of `text`; None: all of it."""
     return text if characters is None else text[len(text) - characters :]

@@ -1,8 +1,8 @@
 """Reads a model's tokenizer as `AutoTokenizer` of transformers does.
 
-`AutoTokenizer` imports torch, so its choice of a class is made here; a test compares the two. The class adds named special tokens
-that tokenizer.json lacks, and some classes rebuild the tokenizer from its vocabulary. A tokenizer may have been saved with
-truncation and padding; they are off here, as in each call of transformers. This module does not encode prompts.
+`AutoTokenizer` imports torch, so this module chooses the class itself; a test compares the two. The class adds named special
+tokens that tokenizer.json lacks, and some classes rebuild the tokenizer from its vocabulary. Truncation and padding from the file
+are disabled, as in each call of transformers. This module does not encode prompts.
 """
 
 from collections.abc import Mapping
@@ -16,28 +16,24 @@ from entente.decoding.model_files import read_config, read_tokenizer_config
 from entente.telemetry.errors import InputError
 
 _STARTED = ("LlamaTokenizer", "GemmaTokenizer")
-"""Classes of models that were trained with a start token before each text, unless `add_bos_token` is false. transformers 5 takes
-it from tokenizer.json alone, and one that was converted from another format lacks it."""
+"""Classes whose models were trained with a start token, unless `add_bos_token` is false. transformers 5 reads it only from
+tokenizer.json, where converted tokenizers lack it."""
 _ANY_TEXT = "A PAR H"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTokenizer:
-    """A tokenizer, and what the files beside it say."""
+    """A tokenizer, with the special tokens of its config files."""
 
     tokenizer: Tokenizer
     special_tokens: Mapping[str, str]
     """Text of each named special token, such as `bos_token`, which chat templates refer to."""
     start_ids: tuple[int, ...]
-    """Ids put before a text that no chat template writes: the start token, or nothing."""
+    """Ids before a text without a chat template: the start token, or empty."""
 
 
 def read_tokenizer(folder: Path) -> ModelTokenizer:
-    """The tokenizer of the model in `folder`.
-
-    Raises:
-        InputError: it cannot be read, or does not give back a text that it encoded.
-    """
+    """Raises InputError if the tokenizer cannot be read, or does not round-trip a text."""
     import transformers
 
     config, files = read_config(folder), read_tokenizer_config(folder)
@@ -47,12 +43,12 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
     chosen = getattr(transformers, name, None)
     reader = chosen if isinstance(chosen, type) and issubclass(chosen, plain) else plain
     try:
-        found = reader.from_pretrained(folder, local_files_only=True)
+        loaded = reader.from_pretrained(folder, local_files_only=True)
     except Exception as error:
-        # Its readers raise many unrelated types for a damaged file; all mean the same to the user.
+        # transformers raises many unrelated types for a damaged file; the user's cure is the same.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"the tokenizer of model '{folder}' cannot be read ({reason}): copy or download it again") from error
-    tokenizer: Tokenizer = found.backend_tokenizer
+    tokenizer: Tokenizer = loaded.backend_tokenizer
     tokenizer.no_truncation()
     tokenizer.no_padding()
     encoded = tokenizer.encode(_ANY_TEXT)
@@ -63,14 +59,13 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
             "tokenizer_config.json to 'PreTrainedTokenizerFast', which a qwen2 ignores, or use another model"
         )
     adds_start = files.get("add_bos_token", name in _STARTED or named in _STARTED)
-    if not start_ids and found.bos_token_id is not None and adds_start:
-        start_ids = (found.bos_token_id,)
-    return ModelTokenizer(tokenizer=tokenizer, special_tokens=found.special_tokens_map, start_ids=start_ids)
+    if not start_ids and loaded.bos_token_id is not None and adds_start:
+        start_ids = (loaded.bos_token_id,)
+    return ModelTokenizer(tokenizer=tokenizer, special_tokens=loaded.special_tokens_map, start_ids=start_ids)
 
 
 def _class_name(model_type: str, named: str) -> str:
-    """The class that `AutoTokenizer` takes if the files name the class `named`; `PreTrainedTokenizerFast` if there is none of
-    this name."""
+    """The class that `AutoTokenizer` chooses if the files name the class `named`."""
     family = FAMILIES.get(model_type)
     if family is not None and (family.same_tokenizer or not named):
         return family.tokenizer

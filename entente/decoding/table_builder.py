@@ -1,4 +1,4 @@
-"""Builds the legal table of a set of legal orders for one tokenizer, and reads a completion as orders."""
+"""Builds legal tables for one tokenizer, and reads completions as orders."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,16 +17,16 @@ _Options = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class TableBuilder:
-    """Builds tables for one codec. A bounded cache keeps the table of each set of legal orders."""
+    """Builds tables for one codec, with an LRU cache by legal orders."""
 
     def __init__(self, codec: Codec, memo: int = 1024, thinking: Thinking | None = None) -> None:
-        """`thinking`: how completions begin with a thought; None: they are orders alone."""
+        """`thinking`: the thought before the orders; None: no thought."""
         self._codec = codec
         self._thinking = thinking
         self.table = lru_cache(maxsize=memo)(self._build)
         self._lines = TokenLines()
         self._known: tuple[dict[str, int], dict[str, int]] = {}, {}
-        """Rows of answer lines in `_lines`: before another line, and at the end of the completion."""
+        """Rows of answer lines in `_lines`: with a line break, and with the end token."""
         if thinking is not None:
             (self._end_of_thought,) = self._lines.add([(thinking.marker, *thinking.closing)])
 
@@ -42,7 +42,6 @@ class TableBuilder:
         return self.spell_lines(orders)
 
     def spell_lines(self, lines: Sequence[str]) -> list[int]:
-        """Token ids of the lines of an answer."""
         ids: list[int] = []
         for line in lines:
             ids.extend(self._codec.encode_order(line))
@@ -51,7 +50,7 @@ class TableBuilder:
         return ids
 
     def read(self, completion: Sequence[int], legal: LegalOrders) -> list[str]:
-        """Order texts that a complete completion spells, including waives. Its thought is skipped.
+        """Orders of a complete completion, including waives, without its thought.
 
         Raises:
             DataError: the thought does not end, or a line is not a legal order.
@@ -75,21 +74,20 @@ class TableBuilder:
     def order_logprobs(self, completion: Sequence[int], logprobs: Sequence[float]) -> list[float]:
         """Log-probability of each order in a complete completion, given the orders before it; nats.
 
-        Each order's value is the sum over its tokens and its end mark, so the values add up to that of the completion without
-        its thought.
+        The sum over its tokens and its end mark: the values add up to that of the completion without its thought.
         """
         first = 0 if self._thinking is None else len(completion) - len(self._thinking.split(completion)[1])
         ends = np.isin(completion[first:], (self._codec.separator_id, self._codec.eos_id))
         of_orders = np.asarray(logprobs, np.float64)[first:]
-        found: list[float] = np.bincount(np.cumsum(ends) - ends, of_orders).tolist()
-        return found
+        sums: list[float] = np.bincount(np.cumsum(ends) - ends, of_orders).tolist()
+        return sums
 
     def _build(self, legal: LegalOrders) -> LegalTable:
         is_per_site = legal.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT)
         rows, roots, following = self._one_order_per_site(legal) if is_per_site else self._choice_of_sites(legal)
         rule = None
         if self._thinking is not None:
-            # The end of the thought is a root of its own, before the others.
+            # The end of the thought is a separate root, before the others.
             rule, ends_completion = self._thinking.rule, following == END
             rows = np.concatenate([[self._end_of_thought], rows])
             roots = np.concatenate([[0], roots + 1])
@@ -105,7 +103,7 @@ class TableBuilder:
         )
 
     def _rows(self, lines: Sequence[str], is_last: bool) -> list[int]:
-        """Rows in `_lines` of answer lines with the end mark after them."""
+        """Rows in `_lines` of answer lines with their end marks."""
         known = self._known[is_last]
         try:
             return [known[line] for line in lines]
@@ -124,33 +122,33 @@ class TableBuilder:
         return np.array(rows), roots, np.where(roots == last, END, roots + 1)
 
     def _choice_of_sites(self, legal: LegalOrders) -> _Options:
-        """Options per state of a build or disband: (orders given, first open site).
+        """Options per state (orders so far, first open site) of a build or disband.
 
-        Sites are chosen in rising order, so each order set has one path.
+        Sites are chosen in ascending order, so each order set has one path.
         """
         picks, sites, may_waive = legal.picks, len(legal.sites), legal.kind == OrderKind.BUILD
         states = {(0, 0)}
-        for given in range(1, picks):
-            for before, first in [state for state in states if state[0] == given - 1]:
-                states |= {(given, site + 1) for site in self._open_sites(before, first, picks, sites, may_waive)}
+        for ordered in range(1, picks):
+            for before, first in [state for state in states if state[0] == ordered - 1]:
+                states |= {(ordered, site + 1) for site in self._open_sites(before, first, picks, sites, may_waive)}
             if may_waive:
-                states.add((given, sites))
-        # States are sorted by orders given, so every edge leads to a higher root.
+                states.add((ordered, sites))
+        # States are sorted by orders so far, so every edge leads to a higher root.
         number = {state: index for index, state in enumerate(sorted(states))}
 
         lines = [*legal.options, (WAIVE,)]
         rows, roots, following = [], [], []
-        for (given, first), root in number.items():
-            chosen = [(site, site + 1) for site in self._open_sites(given, first, picks, sites, may_waive)]
+        for (ordered, first), root in number.items():
+            chosen = [(site, site + 1) for site in self._open_sites(ordered, first, picks, sites, may_waive)]
             for site, first_open in [*chosen, (sites, sites)] if may_waive else chosen:  # the last entry of `lines` is a waive
-                target = number.get((given + 1, first_open), END)
-                found = self._rows(lines[site], target == END)
-                rows += found
-                roots += [root] * len(found)
-                following += [target] * len(found)
+                target = number.get((ordered + 1, first_open), END)
+                choices = self._rows(lines[site], target == END)
+                rows += choices
+                roots += [root] * len(choices)
+                following += [target] * len(choices)
         return np.array(rows), np.array(roots), np.array(following)
 
     @staticmethod
-    def _open_sites(given: int, first: int, picks: int, sites: int, may_waive: bool) -> range:
+    def _open_sites(ordered: int, first: int, picks: int, sites: int, may_waive: bool) -> range:
         """Sites available for the next order. A disband must leave enough sites for the remaining ones."""
-        return range(first, sites if may_waive else sites - (picks - given) + 1)
+        return range(first, sites if may_waive else sites - (picks - ordered) + 1)

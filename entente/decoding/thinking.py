@@ -1,12 +1,12 @@
-"""Thinking before ordering: the free text that a completion may begin with, and the tokens that end it.
+"""Thinking before ordering: optional free text at the start of a completion, and the tokens that end it.
 
 A completion with a thought consists of thought tokens, the end marker, the closing and the orders:
 
     [thought: at most `budget` tokens][marker][closing][orders]
 
-A thought token is any id of the vocabulary except the model's end tokens, any of which would end its turn. The model may draw the
-marker at any position of the thought. After `budget` tokens without it, the marker is forced. The closing is forced. In a row the
-thought tokens are the positions with an open legal set, and come first. This module does not interpret the thought's text.
+A thought token is any id of the vocabulary except the model's end tokens. The model may sample the marker at any position of the
+thought. After `budget` tokens without it, the marker is forced. The closing is forced. In a row the thought tokens come first;
+they are the positions with an open legal set. This module does not interpret the thought's text.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from entente.telemetry.errors import DataError, InputError
 Ints = Sequence[int] | np.ndarray
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""Opening and end marker of models that were trained to think."""
+"""Opening and end markers of models that were trained to think."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class Thinking:
     rule: ThoughtRule
 
     def enclose(self, thought: Sequence[int], orders: Sequence[int]) -> list[int]:
-        """Token ids of the completion that consists of these `thought` tokens, without their marker, and these `orders`."""
+        """Token ids of the completion with these `thought` tokens, without their marker, and these `orders`."""
         return [*thought, self.marker, *self.closing, *orders]
 
     def split(self, completion: Sequence[int]) -> tuple[list[int], list[int]]:
         """The thought tokens of a completion, without their marker, and the tokens of its orders.
 
         Raises:
-            DataError: the completion has no end marker, or not the closing after it.
+            DataError: the completion has no end marker, or another text than the closing after it.
         """
         ids = [int(token) for token in completion]
         if self.marker not in ids[: self.rule.budget + 1]:
@@ -61,10 +61,10 @@ class Thinking:
 def thinking_of(codec: Codec, budget: int) -> Thinking | None:
     """How the model of `codec` thinks with at most `budget` tokens; None if that is 0.
 
-    A tokenizer with tokens for thinking uses them. Otherwise the thought is one line.
+    Uses the tokenizer's thinking tokens if it has them; otherwise the thought is one line.
 
     Raises:
-        InputError: the end of a thought is not a token of its own.
+        InputError: the end of a thought is not a separate token.
     """
     if not budget:
         return None
@@ -77,8 +77,7 @@ def thinking_of(codec: Codec, budget: int) -> Thinking | None:
 def turn_head(after: str, cue: str) -> str:
     """The text between board and completion: `after`, which the chat format puts there, and the cue.
 
-    Some templates open the thought themselves, whatever they are asked for. A cue that opens one adds nothing to it; before
-    another cue it is closed.
+    Some templates always open a thought. Then a cue that opens one is left out, and any other cue follows the closed thought.
     """
     for opening, marker in _TAGS:
         head = after.removesuffix("\n")
@@ -110,17 +109,16 @@ class Thought:
     """The thought of one decision."""
 
     tokens: int
-    """Its tokens, with the end marker if the model drew it."""
+    """Number of tokens, including the end marker if the model sampled it."""
     logprob: float
-    """Log-probability of these tokens, nats."""
+    """Of these tokens, nats."""
     text: str | None
     """Without the end marker; None without a tokenizer."""
     by_force: bool | None
-    """Whether the budget ended it; False if the model drew the end marker; None without a tokenizer."""
+    """True if the budget ended it, False if the model sampled the end marker, None without a tokenizer."""
 
     @property
     def sentence(self) -> str:
-        """Length, end and log-probability in words."""
         ended = {None: "", True: ", ended by force", False: ", ended by itself"}[self.by_force]
         words = f"{self.tokens} token" if self.tokens == 1 else f"{self.tokens:,} tokens"
         return f"thought of {words}{ended}, log-probability {self.logprob:.2f}"
@@ -134,12 +132,7 @@ def thought_length(legal_ids: Ints, legal_offsets: Ints) -> int:
 def thought_of(
     completion: Sequence[int], logprobs: Sequence[float], legal_ids: Ints, legal_offsets: Ints, codec: Codec | None
 ) -> Thought | None:
-    """The thought of a completion; None if it has none.
-
-    Args:
-        completion, logprobs: ids and behaviour logprobs of its tokens.
-        legal_ids, legal_offsets: its legal sets, as in a row.
-    """
+    """The thought of a completion, from the columns of its row; None if it has none."""
     tokens = thought_length(legal_ids, legal_offsets)
     if tokens == 0:
         return None
@@ -148,7 +141,7 @@ def thought_of(
 
 
 def read_thought(ids: Sequence[int], codec: Codec) -> tuple[str, bool]:
-    """The text of thought tokens without the end marker, and whether the thought was ended by force."""
+    """The text of thought tokens without the end marker, and `Thought.by_force`."""
     thinking = thinking_of(codec, 1)  # the marker does not depend on the budget
     assert thinking is not None
     by_force = ids[-1] != thinking.marker

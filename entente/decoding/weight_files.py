@@ -1,7 +1,7 @@
-"""The weight files of a model: which belong to it, and what their headers say. The weights themselves are not read here.
+"""The weight files of a model and their headers. This module does not read the weights.
 
-A model has `model.safetensors`, or the shards that `model.safetensors.index.json` names. No engine loads anything else in its
-folder, such as `consolidated.safetensors`, `original/` or `pytorch_model.bin`, so it is neither counted nor hashed nor copied.
+A model has `model.safetensors`, or the shards that `model.safetensors.index.json` names. No engine loads other files of the
+folder, such as `consolidated.safetensors`, `original/` or `pytorch_model.bin`, so they are neither counted nor hashed nor copied.
 """
 
 import json
@@ -16,27 +16,26 @@ from entente.telemetry.read_file import LARGEST_RESULT, read_json_object
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Number formats of a safetensors header in which trainer and engines compute -> their names in torch."""
+"""Supported dtypes of a safetensors header -> their names in torch."""
 _QUANTISED = ("quantization_config", "compression_config")
 """Entries of a quantised model's config.json."""
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-"""Files that older tools write beside a quantised model instead."""
+"""Files that older quantisation tools write instead."""
 _GIVE = "give it in float32, bfloat16 or float16, in which trainer and engines compute"
 _MAX_HEADER_BYTES = 100_000_000
-"""Longest header of a safetensors file, set by the format."""
+"""Limit of the safetensors format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor as a header describes it."""
+    """The header entry of a tensor."""
 
     format: str
-    """Number format, such as 'BF16'."""
+    """Dtype, such as 'BF16'."""
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of its values."""
         return math.prod(self.shape)
 
 
@@ -44,7 +43,7 @@ def weight_files(folder: Path) -> list[Path]:
     """Files with the model's weights, sorted by name.
 
     Raises:
-        InputError: there are none, a shard is missing, or two files claim to hold the model.
+        InputError: there are none, a shard is missing, or the folder has both a single file and shards.
     """
     whole, index = folder / WEIGHTS, folder / INDEX
     if not index.is_file():
@@ -66,7 +65,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether all weight files of a model are there; a download may lack some."""
+    """Whether all weight files are there; a download may lack some."""
     try:
         return bool(weight_files(folder))
     except InputError:
@@ -74,10 +73,10 @@ def has_weights(folder: Path) -> bool:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the model by its name, from the headers of its files, whose lengths are compared with them.
+    """Every tensor by name, from the file headers; checks that file sizes match.
 
     Raises:
-        InputError: see `weight_files`; or a file is cut or damaged.
+        InputError: see `weight_files`; or a file is truncated or damaged.
     """
     return {name: tensor for file in weight_files(folder) for name, tensor in _header(file).items()}
 
@@ -100,10 +99,10 @@ def _header(file: Path) -> dict[str, StoredTensor]:
 
 
 def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that trainer and engines compute with the model's weights as they are stored.
+    """Check that trainer and engines support the dtypes of the weights.
 
     Raises:
-        InputError: the model is quantised, or a weight has another number format; or see `stored_tensors`.
+        InputError: the model is quantised, or a weight has an unsupported dtype; or see `stored_tensors`.
     """
     check_not_quantised(str(folder), config)
     if file := next((name for name in _QUANTISED_FILES if (folder / name).is_file()), ""):
@@ -116,22 +115,18 @@ def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_not_quantised(model: str, config: Mapping[str, Any]) -> None:
-    """Refuse a quantised model, by its config.
-
-    Raises:
-        InputError: names the method.
-    """
+    """Raises InputError if the config is that of a quantised model."""
     quantised = next((config[name] for name in _QUANTISED if config.get(name)), None)
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
         raise InputError(
-            f"model '{model}' is quantised ({method or 'method unknown'}), and adapters are trained and drawn on whole weights: "
-            "give the model that it was made from"
+            f"model '{model}' is quantised ({method or 'method unknown'}), but training and sampling need unquantised weights: "
+            "use the original model"
         )
 
 
 def stored_format(folder: Path, config: Mapping[str, Any]) -> str:
-    """The number format that dtype 'auto' means for a model, such as 'bfloat16': its config's, else its first weight's."""
+    """The dtype 'auto' of a model, such as 'bfloat16': that of its config, else of its first weight."""
     if named := _named_format(config):
         return named
     return next((_FORMATS[tensor.format] for tensor in stored_tensors(folder).values() if tensor.format in _FORMATS), "float32")
@@ -143,7 +138,7 @@ def _named_format(config: Mapping[str, Any]) -> str | None:
 
 
 def usual_mode(file: Path) -> None:
-    """Give a file the mode of any new one: safetensors writes for the owner alone, and others may share the folder."""
+    """Set the umask's default mode: safetensors creates files that only the owner can read."""
     beside = file.with_name(f".{file.name}.mode")
     try:
         beside.touch()
