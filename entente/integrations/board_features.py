@@ -1,7 +1,7 @@
-"""A position as numbers: int8 [FEATURES], one row of CHANNELS per province, then the power, the kind of phase and the years.
+"""Features of a position: int8 [FEATURES], one row of CHANNELS per province, then the power, the kind of phase and the years.
 
-`BoardFeatures` writes the board once for all powers of a position; `of` adds what one power's turn has: its name, the site that
-is asked, and where its orders of this phase lead.
+`BoardFeatures` encodes the board once for all powers; `of` adds the features of one power: its name, the current site, and the
+destinations of its orders in this phase.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ CHANNELS = (
     *("centre", *(f"centre of {power}" for power in POWERS)),
     *("asked now", "led to by own orders of this phase"),
 )
-"""What each number of a province's row says; all are 0 or 1, except the last, which counts."""
+"""Features of a province; all are 0 or 1, except the last, a count."""
 PHASE_KINDS = ("SM", "SR", "FM", "FR", "WA")
-"""First and last letter of a phase's name: entries of the one-hot after the power's."""
+"""First and last letter of the phase name: the one-hot after that of the power."""
 PROVINCES = 75
 FEATURES = PROVINCES * len(CHANNELS) + len(POWERS) + len(PHASE_KINDS) + 1
 _UNIT, _DISLODGED, _CENTRE = 4, CHANNELS.index("dislodged army"), CHANNELS.index("centre")
@@ -31,18 +31,16 @@ _COAST = {"/NC": 2, "/EC": 2, "/SC": 3}
 
 @lru_cache(maxsize=1)
 def province_rows() -> dict[str, int]:
-    """Province -> its row; provinces are sorted by name."""
-    found = sorted({province(location) for _, location in geography().reach})
-    return {name: row for row, name in enumerate(found)}
+    """Row by province, in alphabetical order."""
+    provinces = sorted({province(location) for _, location in geography().reach})
+    return {name: row for row, name in enumerate(provinces)}
 
 
 class BoardFeatures:
-    """The features of one position."""
-
     __slots__ = ("_shared",)
 
     def __init__(self, board: Board, first_year: int) -> None:
-        """`first_year`: the year from which years are counted."""
+        """`first_year`: origin of the years feature."""
         rows, shared = province_rows(), np.zeros(FEATURES, np.int8)
         table = shared[: PROVINCES * len(CHANNELS)].reshape(PROVINCES, -1)
         units, dislodged, centres = board.units(), board.dislodged(), board.centres()
@@ -66,7 +64,7 @@ class BoardFeatures:
         """int8 [FEATURES] for one power.
 
         Args:
-            site: the unit or centre that is asked, such as "A PAR" or "PAR"; empty: none.
+            site: the current unit or centre, such as "A PAR" or "PAR"; empty: none.
             orders: its orders of this phase so far.
         """
         features, rows, width = self._shared.copy(), province_rows(), len(CHANNELS)
@@ -80,5 +78,5 @@ class BoardFeatures:
 
 @lru_cache(maxsize=1 << 16)
 def _last_place(order: str) -> str:
-    """The province that an order names last."""
+    """The last province in an order."""
     return next(province(word) for word in reversed(order.split(" ")) if province(word) in province_rows())

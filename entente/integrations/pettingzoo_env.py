@@ -2,16 +2,16 @@
 
     from entente.integrations.pettingzoo_env import env
 
-A power stays selected until all of its units have an order; units with one legal order alone are not asked. Powers order in
-alphabetical order, and nobody sees orders of the phase before it is played. An observation is a dictionary:
+A power stays selected until all of its units have an order; units with only one legal order are skipped. Powers order in
+alphabetical order, and see no other power's orders before the phase is resolved. An observation is a dictionary:
 
     observation   int8 [FEATURES], see `entente.integrations.board_features`
     text          the prompt of the power, ending with its orders of this phase so far
     action_mask   int8 [actions], 1 where an action of `entente.integrations.unit_actions` is legal
 
-The reward of a phase is the change of one of the project's reward components, so rewards of a game add up to its end minus its
-start. A power without units and centres is terminated. When somebody wins or the game is drawn, all are terminated; after `years`
-game years all are truncated, before a winter in which no reward could change.
+The reward of a phase is the change of one reward component, so the rewards of a game add up to the component's total change. A
+power without units and centres is terminated. A win or a draw terminates all agents; after `years` game years all are truncated,
+before a winter in which no reward could change.
 """
 
 import random
@@ -36,20 +36,20 @@ from entente.telemetry.errors import InputError
 REWARDS = ("centres_gained", "sos_share", "draw_share", "survival", "leader_gap", "balance")
 """Components that follow from the centres alone; see `entente.game.scores`."""
 MOST_YEARS = 100
-"""The rules draw a game after as many years."""
+"""The rules end a game in a draw after this many years."""
 PROMPTS = PromptSettings(own_line="in_place")
-"""The board is the same for all powers of a position, so its text is written once."""
+"""The board's text is then the same for all powers of a position, and written once."""
 _LONGEST_TEXT = 8192
 _CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 \n.,:;|/-()+"
 
 
 def env(**arguments: Any) -> "DiplomacyEnv":
-    """The environment; see `DiplomacyEnv` for its arguments."""
+    """PettingZoo's usual constructor; see `DiplomacyEnv` for the arguments."""
     return DiplomacyEnv(**arguments)
 
 
 class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
-    """See the module."""
+    """See the module's docstring."""
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "name": "entente_v0",
@@ -65,16 +65,16 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         reward: str = "centres_gained",
         render_mode: str | None = None,
     ) -> None:
-        """Nothing is played before `reset`.
+        """Call `reset` before the first step.
 
         Args:
-            positions: snapshots from which each game's start is drawn; none: spring 1901.
+            positions: snapshots from which the start of each game is sampled; empty: spring 1901.
             years: game years until all agents are truncated, at most MOST_YEARS.
             reward: one of REWARDS.
-            render_mode: 'ansi', the board's text; 'svg', its picture; 'human', the text on standard output.
+            render_mode: 'ansi', the board's text; 'svg', a picture; 'human', the text on standard output.
 
         Raises:
-            InputError: an argument is not one of these.
+            InputError: an argument has another value.
         """
         if not 1 <= years <= MOST_YEARS:
             raise InputError(f"{years} game years cannot be played: give 1 to {MOST_YEARS}, after which a game is drawn")
@@ -99,19 +99,17 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         self._board: Board | None = None
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The same for all agents; see the module."""
         return self._observation_spaces[agent]
 
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """All actions of `entente.integrations.unit_actions.action_texts`."""
         return self._action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Begin a game.
+        """Start a game.
 
         Args:
-            seed: seeds the draws of start positions from now on; None: they go on.
-            options: "snapshot" may name the id of the position to start from.
+            seed: seed of the start positions from now on; None: continue the sequence.
+            options: "snapshot": id of the start position.
 
         Raises:
             InputError: there is no such position.
@@ -131,21 +129,21 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         self._enter_phase()
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """What `agent` sees; its mask is all 0 while it has nothing to order."""
+        """The mask is all 0 while `agent` has nothing to order."""
         choices, mask = self._choices.get(agent), np.zeros(len(action_texts()), np.int8)
         if choices is None:
             return {"observation": self._features.of(agent), "text": self._text(agent), "action_mask": mask}
         mask[choices.actions] = 1
         site = "" if choices.is_done else choices.legal.sites[choices.site]
-        said = "".join(f"{order}\n" for order in choices.orders)
+        order_lines = "".join(f"{order}\n" for order in choices.orders)
         features = self._features.of(agent, site, choices.orders)
-        return {"observation": features, "text": self._text(agent) + said, "action_mask": mask}
+        return {"observation": features, "text": self._text(agent) + order_lines, "action_mask": mask}
 
     def step(self, action: int | None) -> None:
-        """Order the unit of the selected power that is asked; after the last unit of the last power the phase is played.
+        """Order the current unit of the selected power; the last order of the last power resolves the phase.
 
         Raises:
-            InputError: the action is masked, or no game was begun.
+            InputError: the action is masked, or no game is in progress.
         """
         if self._board is None or not self.agents:
             raise InputError("no game is being played: call reset() first")
@@ -158,7 +156,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
             named = action_texts()[action] if action is not None and 0 <= action < len(action_texts()) else "no action"
             raise InputError(
                 f"action {action} ({named}) is masked for {choices.legal.sites[choices.site]} of {agent} in {self._board.phase}: "
-                "draw one where 'action_mask' is 1"
+                "sample one where 'action_mask' is 1"
             )
         self._cumulative_rewards[agent] = 0.0
         self._clear_rewards()
@@ -170,13 +168,9 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
                 self._play_phase()
 
     def render(self) -> str | None:  # type: ignore[override]
-        """The board in the render mode.
-
-        Raises:
-            InputError: no game was begun, or the environment was made without a render mode.
-        """
+        """Raises InputError without a game or a render mode."""
         if self._board is None or self.render_mode is None:
-            raise InputError("there is nothing to render: give a render_mode, and call reset() first")
+            raise InputError("there is nothing to render: set render_mode, and call reset() first")
         if self.render_mode == "svg":
             return draw_board(self._board)
         text = board_text(self._board, "", PROMPTS)
@@ -186,17 +180,16 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         return None
 
     def position(self) -> Snapshot:
-        """The position of the game, from which another environment can start.
+        """The current position, from which another environment can start.
 
         Raises:
-            InputError: no game was begun, or it is over.
+            InputError: no game is in progress.
         """
         if self._board is None:
             raise InputError("no game is being played: call reset() first")
         return self._board.snapshot(game_id="", seed=0, source="environment")
 
     def close(self) -> None:
-        """Free the game's memory."""
         if self._board is not None:
             self._board.release()
             self._board = None
@@ -204,12 +197,12 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
     def _start(self, snapshot_id: str | None) -> Board:
         if snapshot_id is None:
             return Board.restore(self._dice.choice(self._positions)) if self._positions else _first_board().fork()
-        found = next((each for each in self._positions if each.snapshot_id == snapshot_id), None)
-        if found is None:
+        start = next((each for each in self._positions if each.snapshot_id == snapshot_id), None)
+        if start is None:
             raise InputError(
                 f"there is no snapshot {snapshot_id!r} among the {len(self._positions)} positions of this environment"
             )
-        return Board.restore(found)
+        return Board.restore(start)
 
     def _play_phase(self) -> None:
         board = self._board
@@ -228,7 +221,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         self._deads_step_first()
 
     def _enter_phase(self, *, is_last: bool = False) -> None:
-        """List what each power may order, and select the first that has a choice."""
+        """List the legal orders of each power, and select the first with a choice."""
         board = self._board
         assert board is not None
         legal = {} if is_last else board.legal_orders()
@@ -246,17 +239,16 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
                 self.rewards[agent] += components(*standings, agent)[self._reward]
 
     def _text(self, agent: str) -> str:
-        """The prompt of `agent`, without an end if it has nothing to order."""
+        """The prompt of `agent`; without the power's part if it has nothing to order."""
         assert self._board is not None
         if agent not in self._texts:
-            shown = self._board.once(_shared_text)
+            shared = self._board.once(_shared_text)
             choices = self._choices.get(agent)
-            self._texts[agent] = shown if choices is None else shown + power_text(choices.legal, self._board, PROMPTS)
+            self._texts[agent] = shared if choices is None else shared + power_text(choices.legal, self._board, PROMPTS)
         return self._texts[agent]
 
 
 def _complete(choices: UnitChoices) -> Sequence[str]:
-    """The order set in canonical form."""
     return choices.legal.completed(choices.orders) or () if len(choices.orders) < choices.legal.picks else choices.orders
 
 

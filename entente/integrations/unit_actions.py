@@ -1,7 +1,7 @@
-"""One power's orders as a sequence of numbers: each of its sites is asked in turn, and masked so that the set is legal.
+"""One power's orders as a sequence of actions, one for each site, with masks that keep the order set legal.
 
-An action is a number in one fixed list, the same for all positions and units. It says what the unit that is asked does
-("BUR", "S MAR BUR"), because the unit is known. In builds and disbands a site may also be passed, within the budget.
+An action is an index into one fixed list, the same for all positions and units. Its text is the order without the unit ("BUR",
+"S MAR BUR"). In builds and disbands an action may also pass a site, within the budget.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from entente.game.geography import geography, province
 from entente.game.legal import LegalOrders, OrderKind
 
 PASS = "PASS"
-"""Nothing is built at this centre, or this unit is kept."""
+"""Builds nothing at this centre, or keeps this unit."""
 _BUILDS = {"A": "BUILD A", "F": "BUILD F", "F/NC": "BUILD F/NC", "F/SC": "BUILD F/SC"}
 
 
 @lru_cache(maxsize=1)
 def action_texts() -> tuple[str, ...]:
-    """What each action does: entry i is action i."""
+    """The text of each action."""
     reach = geography().reach
     locations = {location for _, location in reach}
     fleets = {province(location) for kind, location in reach if kind == "F"}
@@ -36,7 +36,7 @@ def _numbers() -> dict[str, int]:
 
 @lru_cache(maxsize=1 << 16)  # there are about 13,000 orders
 def action_of(order: str) -> int:
-    """The action of an order; orders of one site have different actions."""
+    """The action of an order; unique among the orders of one site."""
     unit, location, *action = order.split(" ")
     text = (
         _BUILDS[unit + location[3:]] if action == ["B"] else " ".join(word for word in action if word not in ("-", "A", "F", "R"))
@@ -45,30 +45,30 @@ def action_of(order: str) -> int:
 
 
 class UnitChoices:
-    """Asks one power for an order at each of its sites in turn. Where one action alone is legal, it is taken without asking."""
+    """The order set of one power, built site by site. A site with only one legal action is skipped."""
 
-    __slots__ = ("_actions", "_given", "_options", "legal", "orders", "site")
+    __slots__ = ("_actions", "_options", "legal", "orders", "site")
 
     def __init__(self, legal: LegalOrders) -> None:
         self.legal = legal
         self.site = 0
-        """Index in `legal.sites` of the site that is asked; their number once all is said."""
+        """Index of the current site in `legal.sites`; their number when done."""
         self.orders: list[str] = []
         """Orders so far, in the order of the sites."""
         self._take_forced()
 
     @property
     def is_done(self) -> bool:
-        """True if nothing is left to ask; `orders` is then a legal set, except for waived builds."""
+        """True if no site is left; `orders` is then a legal set, except for waived builds."""
         return self.site == len(self.legal.sites)
 
     @property
     def actions(self) -> Sequence[int]:
-        """Legal actions at the site that is asked; none if nothing is left to ask."""
+        """Legal actions at the current site; empty when done."""
         return self._actions
 
     def take(self, action: int) -> bool:
-        """Take `action` for the site that is asked; False, and nothing happens, if it is not legal."""
+        """Take `action` for the current site; False, without effect, if it is not legal."""
         if action not in self._actions:
             return False
         self._take(self._actions.index(action))
@@ -87,7 +87,7 @@ class UnitChoices:
             self._look()
 
     def _look(self) -> None:
-        """Set the legal actions of the site that is asked."""
+        """Set the legal actions of the current site."""
         legal, left = self.legal, self.legal.picks - len(self.orders)
         if not left:
             self.site = len(legal.sites)

@@ -1,14 +1,14 @@
-"""Plays a seat in games on the server of the `diplomacy` package, several games at once, until they are over.
+"""Plays a seat in one or more games on the server of the `diplomacy` package until they are over.
 
-The server's own state is all that a game is continued from, so either side may be killed at any time: the games go on where the
-server has them. Each game is looked at once a second; in a new phase the seat orders once. A lost connection is opened again a
-bounded number of times. Dice are named by game, phase and power, so a phase that is played again gets equal orders.
+All game state is on the server, so client and server may be killed at any time, and the games continue. The client polls each
+game once a second and sends orders once per phase. It reconnects a limited number of times. Seeds depend on game, phase and
+power, so a repeated phase gets equal orders.
 
-A game is given up only where the server ends it or gives the seat away. In a phase that cannot be read, or for which the player
-cannot choose, the seat orders nothing, so that nobody waits for it, and a sentence says so.
+The client drops a game only if the server cancels it or gives the seat to another account. If it cannot read a phase, or the
+player cannot choose, it sends no orders, so that nobody waits, and logs the reason.
 
-A game that is over comes home as the file that `entente play` writes (`storage/played_games.py`). There the seats of others bear
-the name of their account, 'alice@league.example:8432'.
+It stores a finished game in the format of `entente play` (`storage/played_games.py`), where the players of the other seats are
+account names, such as 'alice@league.example:8432'.
 """
 
 import asyncio
@@ -37,71 +37,69 @@ from entente.players.policy import DecisionRequest
 from entente.telemetry.errors import EntenteError, InputError
 
 MOST_TRIES = 10
-"""Connections in a row that are lost within `STEADY_S`, until the command gives up."""
+"""Consecutive connections lost within `STEADY_S` before the command gives up."""
 STEADY_S = 60.0
 LONGEST_WAIT_S = 30.0
-"""Seconds between two tries at most; the first waits are 1, 2, 4 ... s."""
+"""Maximum back-off between connections, seconds: 1, 2, 4 ... s."""
 _LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What to play."""
+    """Server, account, games and player."""
 
     address: str
-    """HOST:PORT, with ws:// or wss:// before it if it is not plain."""
+    """HOST:PORT, optionally with ws:// or wss://."""
     account: str
     password: str = field(repr=False)
     games: tuple[str, ...]
-    """Ids of the games to play."""
+    """Game ids."""
     power: str = ""
-    """The power to take in each; empty: one that is free."""
+    """The power to take in each; empty: any free one."""
     game_password: str | None = field(default=None, repr=False)
-    """Password with which games are joined that ask for one."""
+    """For games with a password."""
     draw_after: int = 0
     """Game year after which the seat votes for a draw; 0: never."""
     player: str
-    """Who orders: a name of `Players`."""
+    """A name of `Players`."""
     seed: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class _Seat:
-    """Our seat in one game."""
-
     game: str
     power: str = ""
     ordered: str = ""
-    """Newest phase for which orders were chosen."""
+    """The last phase with orders."""
     controllers: Mapping[str, str] = field(default_factory=dict)
     probabilities: dict[str, float] = field(default_factory=dict)
-    """Of the order sets that a version drew and the server has, by phase."""
+    """Probabilities of a version's accepted order sets, by phase."""
 
 
 class EnteredGames:
     """The games of one command.
 
     Attributes:
-        lost: games that could not be played to their end.
-        missed: phases whose deadline came before our orders.
+        lost: dropped games.
+        missed: number of missed deadlines.
     """
 
     def __init__(self, entry: Entry, folder: Path, say: Callable[[str], None]) -> None:
-        """Games that are over are stored in `folder`; `say` takes sentences for the user."""
+        """Stores finished games in `folder`; `say` logs messages for the user."""
         self.entry = entry
         self.lost: list[str] = []
         self.missed = 0
         self._folder, self._say = folder, say
         self._seats = {game: _Seat(game=game) for game in entry.games}
-        """Of the games that are neither over nor lost."""
+        """Of the games in progress."""
         self._is_entered = False
 
     async def check(self) -> None:
-        """Sign in and look at the games, without joining one: before an engine is started for them.
+        """Sign in and check the games without joining one, before an engine starts.
 
         Raises:
             InputError: the account or a game cannot be used.
-            ServerLostError: nobody listens there.
+            ServerLostError: the server does not answer.
         """
         async with connect(self.entry.address) as client:
             await self._listed(client, await sign_in(client, self.entry.account, self.entry.password))
@@ -111,7 +109,7 @@ class EnteredGames:
 
         Raises:
             InputError: the account, a game, the power or a password cannot be used.
-            EntenteError: the server is gone for good, or a decision failed.
+            EntenteError: the server stays unreachable, or a decision failed.
         """
         tries = 0
         while self._seats:
@@ -125,8 +123,7 @@ class EnteredGames:
                 tries = 1 if time.monotonic() - began > STEADY_S else tries + 1
                 if tries > MOST_TRIES:
                     raise EntenteError(
-                        f"{error}; after {MOST_TRIES} tries this ends: give the same command again, and the games go on where "
-                        "the server has them"
+                        f"{error}; gave up after {MOST_TRIES} tries: run the same command again to continue the games"
                     ) from error
                 wait = min(LONGEST_WAIT_S, 2.0 ** (tries - 1))
                 self._say(f"{error}: trying again in {wait:g} s")
@@ -135,9 +132,9 @@ class EnteredGames:
     async def _play(self, client: ServerClient, players: Players) -> None:
         token = await sign_in(client, self.entry.account, self.entry.password)
         if not self._is_entered:
-            for found in (await self._listed(client, token)).values():
-                if found.status != "completed":
-                    await self._join(client, token, self._seats[found.game], found)
+            for listing in (await self._listed(client, token)).values():
+                if listing.status != "completed":
+                    await self._join(client, token, self._seats[listing.game], listing)
             self._is_entered = True
         for seat in self._seats.values():
             seat.ordered = ""  # the server may be back at an earlier phase
@@ -150,35 +147,31 @@ class EnteredGames:
             await asyncio.gather(*playing, return_exceptions=True)
 
     async def _listed(self, client: ServerClient, token: str) -> dict[str, ServerGame]:
-        """The games by id, each of which may be played.
-
-        Raises:
-            InputError: one may not.
-        """
-        found = {each.game: each for each in await client.games(token, list(self._seats))}
-        if missing := next((each for each in self._seats if each not in found), ""):
+        """The games by id. Raises InputError if one is missing or cannot be played."""
+        listings = {each.game: each for each in await client.games(token, list(self._seats))}
+        if missing := next((each for each in self._seats if each not in listings), ""):
             others = sorted(each.game for each in await client.games(token))
             has = f"it has {', '.join(others[:5])}{' and others' if len(others) > 5 else ''}" if others else "it has none"
             raise InputError(f"there is no game '{missing}' on {self.entry.address}: {has}")
-        for each in found.values():
+        for each in listings.values():
             check_game(self.entry, each)
-        return found
+        return listings
 
     async def _play_game(self, client: ServerClient, token: str, seat: _Seat, players: Players) -> None:
-        """Look at one game until it is over or lost, and order in each new phase."""
+        """Poll one game until it is over or lost, and order in each new phase."""
         try:
             while True:
-                found = next(iter(await client.games(token, [seat.game])), None)
-                if found is None:
-                    raise InputError("the server no longer has it")
-                if found.status == "completed" or found.phase == OVER:
-                    return await self._finish(client, token, seat, found)
-                if why := _refusal(found):
+                listing = next(iter(await client.games(token, [seat.game])), None)
+                if listing is None:
+                    raise InputError("it is no longer on the server")
+                if listing.status == "completed" or listing.phase == OVER:
+                    return await self._finish(client, token, seat, listing)
+                if why := _refusal(listing):
                     raise InputError(f"it {why}")
-                if found.status == "active" and (found.phase != seat.ordered or seat.power not in found.mine):
-                    await self._order(client, token, seat, found, players)
-                elif seat.power not in found.mine:  # the server took it away, as at a deadline without orders
-                    await self._join(client, token, seat, found)
+                if listing.status == "active" and (listing.phase != seat.ordered or seat.power not in listing.mine):
+                    await self._order(client, token, seat, listing, players)
+                elif seat.power not in listing.mine:  # the server took it away, as at a deadline without orders
+                    await self._join(client, token, seat, listing)
                 await asyncio.sleep(_LOOK_EVERY_S)
         except ForeignServerError:
             raise
@@ -187,18 +180,18 @@ class EnteredGames:
             self.lost.append(seat.game)
             self._say(f"game '{seat.game}' is lost: {error}")
 
-    async def _join(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame) -> JoinedGame:
-        """Take a seat, or see the game from the one that we have.
+    async def _join(self, client: ServerClient, token: str, seat: _Seat, listing: ServerGame) -> JoinedGame:
+        """Take a seat, or rejoin ours.
 
         Raises:
             InputError: no power is free, or the game's password is wrong.
-            RefusedError: the server refuses for another reason.
+            RefusedError: the server rejects the request for another reason.
         """
-        if seat.power and seat.power not in found.mine:
+        if seat.power and seat.power not in listing.mine:
             seat.ordered = ""
-            self._say(f"the server took {seat.power} away in {found.phase} of game '{seat.game}': it joins again")
-        wanted = seat.power or self.entry.power or next(iter(found.mine), "")
-        if wanted not in found.mine:
+            self._say(f"the server took {seat.power} away in {listing.phase} of game '{seat.game}': joining again")
+        wanted = seat.power or self.entry.power or next(iter(listing.mine), "")
+        if wanted not in listing.mine:
             free = await client.free_powers(token, seat.game)
             if not free or (wanted and wanted not in free):
                 free_now = ", ".join(free) or "no power"
@@ -217,20 +210,20 @@ class EnteredGames:
         seat.power, seat.controllers = joined.power, joined.controllers
         return joined
 
-    async def _order(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame, players: Players) -> None:
-        """Choose orders for the phase, and give them. In a game with deadlines the server has an empty order set meanwhile."""
+    async def _order(self, client: ServerClient, token: str, seat: _Seat, listing: ServerGame, players: Players) -> None:
+        """Choose and send orders for the phase. In a game with deadlines, first send an empty order set, in case we are late."""
         try:
-            joined = await self._join(client, token, seat, found)
+            joined = await self._join(client, token, seat, listing)
         except RefusedError as error:
             if error.kind == "GameFinishedException":
-                return  # since it was listed; the next look brings it home
+                return  # since it was listed; the next poll stores it
             if not str(error).endswith(" is eliminated."):
                 raise
-            seat.ordered = found.phase
+            seat.ordered = listing.phase
             return
         except ForeignServerError as error:  # the package cannot read the server's own game
-            seat.ordered = found.phase
-            return await self._order_nothing(client, token, seat, found.phase, error)
+            seat.ordered = listing.phase
+            return await self._order_nothing(client, token, seat, listing.phase, error)
         phase = seat.ordered = str(joined.state["name"])
         if phase == OVER:
             return
@@ -242,35 +235,35 @@ class EnteredGames:
             await self._give(seat, phase, client.vote_draw(token, seat.game, seat.power, phase))
         if (legal := board.legal_orders().get(seat.power)) is None:
             return
-        if found.deadline_s:
+        if listing.deadline_s:
             meanwhile = client.give_orders(token, seat.game, seat.power, phase, (), final=False)
             if not await self._give(seat, phase, meanwhile):
                 return
         try:
-            async with asyncio.timeout(found.deadline_s or None):
+            async with asyncio.timeout(listing.deadline_s or None):
                 choice = await players.choose(self.entry.player, self._request(seat, board, legal))
         except TimeoutError:
             return self._miss(seat, phase)
         except InputError as error:  # such as a prompt that is longer than the model reads
             return await self._order_nothing(client, token, seat, phase, error)
-        is_given = await self._give(seat, phase, client.give_orders(token, seat.game, seat.power, phase, choice.orders))
-        if is_given and choice.probability is not None:
+        is_accepted = await self._give(seat, phase, client.give_orders(token, seat.game, seat.power, phase, choice.orders))
+        if is_accepted and choice.probability is not None:
             seat.probabilities[phase] = choice.probability
 
     async def _order_nothing(self, client: ServerClient, token: str, seat: _Seat, phase: str, why: Exception) -> None:
-        """Give an empty order set, which the server completes by the rules."""
-        self._say(f"{seat.power} orders nothing in {phase} of game '{seat.game}', and plays on: {why}")
+        """Send an empty order set, which the server completes by the rules."""
+        self._say(f"{seat.power} orders nothing in {phase} of game '{seat.game}', and continues: {why}")
         await self._give(seat, phase, client.give_orders(token, seat.game, seat.power, phase, ()))
 
     async def _give(self, seat: _Seat, phase: str, request: Awaitable[None]) -> bool:
-        """Send a request of a phase; False if the server refuses it, which ends nothing."""
+        """Send a request of a phase; False if the server rejects it."""
         try:
             await request
         except RefusedError as error:
             if str(error).startswith("Invalid order phase"):
                 self._miss(seat, phase)
             elif error.kind != "GameFinishedException":
-                self._say(f"the server refuses what {seat.power} asks in {phase} of game '{seat.game}': {error}")
+                self._say(f"the server rejects a request of {seat.power} in {phase} of game '{seat.game}': {error}")
             return False
         return True
 
@@ -289,9 +282,9 @@ class EnteredGames:
             snapshot_id=board.snapshot(game_id=seat.game, seed=0, source="entered").snapshot_id,
         )
 
-    async def _finish(self, client: ServerClient, token: str, seat: _Seat, found: ServerGame) -> None:
-        power = seat.power or self.entry.power or next(iter(found.mine))
-        saved = await client.saved(token, seat.game, power, found.phase)
+    async def _finish(self, client: ServerClient, token: str, seat: _Seat, listing: ServerGame) -> None:
+        power = seat.power or self.entry.power or next(iter(listing.mine))
+        saved = await client.saved(token, seat.game, power, listing.phase)
         kept = keep_game(
             saved,
             seat.game,
@@ -310,43 +303,43 @@ class EnteredGames:
 
 
 async def sign_in(client: ServerClient, account: str, password: str) -> str:
-    """A token for the account, which the server makes if it is new.
+    """A token for the account; the server creates a new account.
 
     Raises:
-        InputError: the server does not let it in.
+        InputError: the server rejects account or password.
     """
     words = {
         "UserException": "the password is not the account's",
-        "ServerRegistrationException": "there is no such account, and the server takes no new ones",
+        "ServerRegistrationException": "there is no such account, and the server does not register new ones",
     }
     try:
         return await client.sign_in(account, password)
     except RefusedError as error:
-        raise InputError(f"{client.address} does not let account '{account}' in: {words.get(error.kind, error)}") from error
+        raise InputError(f"{client.address} rejects account '{account}': {words.get(error.kind, error)}") from error
 
 
-def check_game(entry: Entry, found: ServerGame) -> None:
+def check_game(entry: Entry, listing: ServerGame) -> None:
     """Raise InputError unless the account has a seat in the game or may take one."""
-    why = _refusal(found)
-    if not why and found.mine:
-        if not entry.power or entry.power in found.mine:
+    why = _refusal(listing)
+    if not why and listing.mine:
+        if not entry.power or entry.power in listing.mine:
             return
-        plays = f"account '{entry.account}' plays {found.mine[0]} in game '{found.game}'"
+        plays = f"account '{entry.account}' plays {listing.mine[0]} in game '{listing.game}'"
         raise InputError(f"{plays}, not {entry.power}: leave out --power")
-    if not why and found.status == "completed":
+    if not why and listing.status == "completed":
         why = "is over, and the account had no seat in it"
-    if not why and found.players >= found.seats:
-        why = f"is full: {found.players} of {found.seats} seats are taken"
-    if not why and found.has_password and not entry.game_password:
+    if not why and listing.players >= listing.seats:
+        why = f"is full: {listing.players} of {listing.seats} seats are taken"
+    if not why and listing.has_password and not entry.game_password:
         why = "asks for a password: set ENTENTE_GAME_PASSWORD to it"
     if why:
-        raise InputError(f"game '{found.game}' {why}")
+        raise InputError(f"game '{listing.game}' {why}")
 
 
-def _refusal(found: ServerGame) -> str:
-    """Why the game cannot be played here, to stand after its name; empty if it can."""
-    if found.map != MAP:
-        return f"is on the map '{found.map}', and only '{MAP}' is played here"
-    if unknown := sorted(set(found.rules) - RULES):
+def _refusal(listing: ServerGame) -> str:
+    """Why the game cannot be played, a predicate for its name; empty if it can."""
+    if listing.map != MAP:
+        return f"is on the map '{listing.map}', and only '{MAP}' is played here"
+    if unknown := sorted(set(listing.rules) - RULES):
         return f"has the rule {unknown[0]}, which is not played here"
-    return "was canceled on the server" if found.status == "canceled" else ""
+    return "was canceled on the server" if listing.status == "canceled" else ""

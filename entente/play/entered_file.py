@@ -1,4 +1,4 @@
-"""Writes the file of a game that was played on another server, `runs/_games/<name>.json`; see `storage/played_games.py`."""
+"""Writes the file of a game from another server, `runs/_games/<name>.json`; see `storage/played_games.py`."""
 
 import hashlib
 import re
@@ -24,15 +24,14 @@ def keep_game(
     folder: Path,
     say: Callable[[str], None],
 ) -> SavedGame:
-    """Write the file of a game that is over, and that `power` played for us, into the folder of played games.
+    """Write the file of a finished game in which we played `power` into the folder of played games.
 
     Args:
         saved: see `ServerClient.saved`.
-        address: of the server.
-        player: who ordered for us.
-        controllers: account by power, of those that the server has named.
-        probabilities: of the order sets that a version drew, by phase.
-        say: takes a sentence for each recorded order that is not legal, and is left out.
+        player: our player.
+        controllers: account by power, as far as the server reports them.
+        probabilities: of a version's order sets, by phase.
+        say: logs a message for each recorded order that is not legal; these are left out.
 
     Raises:
         InputError: the server's record cannot be read.
@@ -42,7 +41,7 @@ def keep_game(
     drawn = {phase: {power: value} for phase, value in probabilities.items()}
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{address}-{game}").strip("-")
     kept = SavedGame(
-        # Different games have different names, whatever their ids hold.
+        # Different games have different names, whatever characters their ids have.
         name=f"{plain[:40]}-{hashlib.sha256(f'{address}/{game}'.encode()).hexdigest()[:8]}",
         seats=others | {power: player},
         turns=tuple(
@@ -52,6 +51,6 @@ def keep_game(
     )
     make_directory(folder)
     file = folder / f"{kept.name}.json"
-    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it is known, with its probabilities
+    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it was stored before, with its probabilities
         durable_write(file, kept.model_dump_json().encode() + b"\n")
     return kept

@@ -1,7 +1,7 @@
-"""A game that people, policy versions and scripted players play together, one phase after the other.
+"""A game between people, policy versions and scripted players.
 
-It knows no HTTP and writes no file. A phase is played as soon as every person with something to order has ordered. Players choose
-with dice named by game, phase and power, so after an undo they answer equal orders equally.
+This module does no HTTP and writes no file. A phase is resolved as soon as every person with something to order has ordered. The
+players' seeds depend on game, phase and power, so after an undo they answer equal orders equally.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ FIRST_YEAR = 1901
 
 
 class StaleError(EntenteError):
-    """The request is about a position that the game has left, or that others are about to leave."""
+    """The request is about an earlier position, or one whose phase is being resolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,28 +29,28 @@ class Choice:
 
     orders: tuple[str, ...]
     probability: float | None = None
-    """With which a policy version drew the whole set; None for other players."""
+    """Probability of the whole set under the policy version; None for other players."""
     proposals: tuple[SavedProposal, ...] = ()
-    """What a player that searches tried, if it was more than one order set."""
+    """The proposals of a search, if there were several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Turn:
-    """A phase that was played; equal only to itself."""
+    """A resolved phase; compares by identity."""
 
     board: Board
-    """The position before it; nobody steps it."""
+    """The position before it; never stepped."""
     orders: Mapping[str, tuple[str, ...]]
     results: Mapping[str, tuple[str, ...]]
     """Result marks by unit; see `PhaseResult.results`."""
     probabilities: Mapping[str, float]
-    """Of the order sets of policy versions, by power."""
+    """Of policy versions' order sets, by power."""
     proposals: Mapping[str, tuple[SavedProposal, ...]]
-    """Of players that search, by power."""
+    """Of searching players, by power."""
 
 
 class Players(Protocol):
-    """Chooses for everybody who is no person."""
+    """Chooses orders for all seats without a person."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -58,26 +58,26 @@ class Players(Protocol):
         ...
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
-        """The order set of the player with this name."""
+        """The order set of player `name`."""
         ...
 
 
 async def _keep_nothing() -> None:
-    """For games that nobody stores."""
+    """Default of `PlayedGame.keep`."""
 
 
 class PlayedGame:
     """One game in progress.
 
     Attributes:
-        name: names the game in files and dice.
+        name: used in file names and seeds.
         seats: the player of each power, HUMAN for a person.
-        turns: the phases that were played.
-        board: the position now.
-        given: order sets of people for this phase.
-        years: game years after which it ends; 0: when somebody has won.
-        revision: rises with every change; a request that names an older one is refused.
-        keep: stores the game; awaited after every change that must last.
+        turns: the resolved phases.
+        board: the current position.
+        pending: order sets of people for this phase.
+        years: game years after which it ends; 0: when a power has won.
+        revision: increases with every change; requests with an older one raise StaleError.
+        keep: stores the game; awaited after every change.
     """
 
     def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0, years: int = 0) -> None:
@@ -94,7 +94,7 @@ class PlayedGame:
                 raise InputError(f"there is no player '{who}' here: choose among {HUMAN}, {', '.join(players.names)}")
         self.turns: list[Turn] = []
         self.board = Board.start()
-        self.given: dict[str, tuple[str, ...]] = {}
+        self.pending: dict[str, tuple[str, ...]] = {}
         self.revision = 0
         self.keep: Callable[[], Awaitable[None]] = _keep_nothing
         self.changed = asyncio.Event()
@@ -104,12 +104,11 @@ class PlayedGame:
 
     @property
     def is_over(self) -> bool:
-        """True if somebody has won, or the years of the game are over."""
         return self.board.is_over or bool(self.years and self.board.year >= FIRST_YEAR + self.years)
 
     @property
     def last_year(self) -> int:
-        """The year of the position, or of the game's end."""
+        """The current year, or that of the game's end."""
         return min(self.board.year, FIRST_YEAR + self.years - 1) if self.years else self.board.year
 
     @property
@@ -119,24 +118,23 @@ class PlayedGame:
 
     @property
     def waits_for(self) -> tuple[str, ...]:
-        """Powers of people that must order before this phase can be played."""
+        """Powers of people that must order before this phase can be resolved."""
         legal = {} if self.is_over else self.board.legal_orders()
-        return tuple(power for power in self.people if power in legal and power not in self.given)
+        return tuple(power for power in self.people if power in legal and power not in self.pending)
 
     @property
     def is_deciding(self) -> bool:
-        """True while players choose, and before the phase is played."""
         return self._busy
 
     async def order(self, power: str, orders: Sequence[str], revision: int) -> None:
-        """Give a person's orders. Units without one hold, dislodged ones disband, and builds are waived.
+        """Submit a person's orders. Units without one hold, dislodged ones disband, and builds are waived.
 
-        When nobody else has to order, the phase is played, and with it all phases until a person has something to order again.
+        If no other person has to order, resolves this phase and all that follow, until a person has something to order.
 
         Raises:
-            StaleError: the game has gone on, or the power has ordered.
+            StaleError: the game has moved on, or the power has ordered.
             InputError: the power is not a person's, has nothing to order, an order is not legal, or the game cannot be stored.
-            EngineError, DataError: a player's decision failed. The orders stay given; `go_on` tries again.
+            EngineError, DataError: a player's decision failed. The orders stay pending; `go_on` tries again.
         """
         self._check(revision)
         if self.seats.get(power) != HUMAN:
@@ -144,27 +142,27 @@ class PlayedGame:
         legal = self.board.legal_orders().get(power)
         if legal is None:
             raise InputError(f"{power} has nothing to order in {self.board.phase}")
-        if power in self.given:
+        if power in self.pending:
             raise StaleError(f"{power} has ordered already: another window did it")
-        self.given[power] = _whole(legal, orders, self.board.phase)
+        self.pending[power] = _whole(legal, orders, self.board.phase)
         turns = len(self.turns)
         self._change()
         try:
             await self.keep()
         except InputError:
-            if not self._busy and len(self.turns) == turns:  # then these orders can be given again
-                self.given.pop(power, None)
+            if not self._busy and len(self.turns) == turns:  # then these orders can be submitted again
+                self.pending.pop(power, None)
                 self._change()
             raise
-        # While it was stored, another person may have ordered last, and the phase may be played for them.
+        # Meanwhile another person may have ordered last, and that call may resolve the phase.
         if not self._busy and len(self.turns) == turns and not self.waits_for:
             await self._play_on()
 
     async def go_on(self, revision: int) -> None:
-        """Play one phase in which no person has anything to order: in a game that is watched, or after a failed decision.
+        """Resolve one phase in which no person has to order: in a game without people, or after a failed decision.
 
         Raises:
-            StaleError: the game has gone on.
+            StaleError: the game has moved on.
             InputError: the game is over, or a person has to order first.
             EngineError, DataError: a player's decision failed.
         """
@@ -174,10 +172,10 @@ class PlayedGame:
         await self._play_on()
 
     async def undo(self, turn: int, revision: int) -> None:
-        """Return to the position before the turn with this number, from 0.
+        """Return to the position before this turn, counted from 0.
 
         Raises:
-            StaleError: the game has gone on.
+            StaleError: the game has moved on.
             InputError: there is no such turn.
         """
         self._check(revision, over=True)
@@ -185,15 +183,15 @@ class PlayedGame:
             raise InputError(f"there is no position {turn} to return to: the game has {len(self.turns)} before this one")
         self.board = self.turns[turn].board.fork()
         del self.turns[turn:]
-        self.given.clear()
+        self.pending.clear()
         self._change()
         await self.keep()
 
     async def hint(self, power: str, player: str, revision: int) -> Choice:
-        """What `player` would order for `power`.
+        """The order set that `player` would choose for `power`.
 
         Raises:
-            StaleError: the game has gone on.
+            StaleError: the game has moved on.
             InputError: the power has nothing to order, or there is no such player.
             EngineError, DataError: the decision failed.
         """
@@ -210,13 +208,13 @@ class PlayedGame:
         probabilities: Mapping[str, float],
         proposals: Mapping[str, tuple[SavedProposal, ...]],
     ) -> None:
-        """Play a phase with orders that are known, as when a stored game is read.
+        """Resolve a phase with recorded orders, to restore a stored game.
 
         Raises:
             InputError: the game is over, or an order set is not legal.
         """
         if self.is_over:
-            raise InputError(f"it goes on after its end in {self.last_year}")
+            raise InputError(f"it continues after its end in {self.last_year}")
         legal = self.board.legal_orders()
         for power, own in orders.items():
             if power not in legal or not legal[power].admits(own):
@@ -238,10 +236,10 @@ class PlayedGame:
             self._change()
 
     async def _play_phase(self) -> None:
-        asked = [power for power in self.board.legal_orders() if power not in self.given]
-        found = await asyncio.gather(*(self._players.choose(self.seats[power], self._request(power)) for power in asked))
-        chosen = dict(zip(asked, found, strict=True))
-        orders = self.given | {power: choice.orders for power, choice in chosen.items()}
+        asked = [power for power in self.board.legal_orders() if power not in self.pending]
+        choices = await asyncio.gather(*(self._players.choose(self.seats[power], self._request(power)) for power in asked))
+        chosen = dict(zip(asked, choices, strict=True))
+        orders = self.pending | {power: choice.orders for power, choice in chosen.items()}
         probabilities = {power: each.probability for power, each in chosen.items() if each.probability is not None}
         self._step(orders, probabilities, {power: each.proposals for power, each in chosen.items() if each.proposals})
         self._change()
@@ -258,7 +256,7 @@ class PlayedGame:
         self.turns.append(
             Turn(board=before, orders=orders, results=result.results, probabilities=probabilities, proposals=proposals)
         )
-        self.given.clear()
+        self.pending.clear()
 
     def _request(self, power: str, *purpose: str) -> DecisionRequest:
         return DecisionRequest(
@@ -273,11 +271,11 @@ class PlayedGame:
 
     def _check(self, revision: int, *, over: bool = False) -> None:
         if self._busy:
-            raise StaleError("the others still decide: wait for them")
+            raise StaleError("the other players are still choosing: wait for them")
         if revision != self.revision:
-            raise StaleError("the game has gone on in another window: the page now shows where it is")
+            raise StaleError("the game has moved on in another window: the page now shows the current position")
         if self.is_over and not over:
-            raise InputError(f"the game ended in {self.last_year}: begin another, or go back to an earlier position")
+            raise InputError(f"the game ended in {self.last_year}: start another, or go back to an earlier position")
 
     def _change(self) -> None:
         self.revision += 1
@@ -286,7 +284,6 @@ class PlayedGame:
 
 
 def _whole(legal: LegalOrders, orders: Sequence[str], phase: str) -> tuple[str, ...]:
-    """The canonical order set; see `PlayedGame.order`."""
     wanted = [order for order in orders if order != "WAIVE"]
     if whole := legal.completed(wanted):
         for order in wanted:

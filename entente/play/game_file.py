@@ -1,4 +1,4 @@
-"""Stores the game that is played in its file, and opens it again. `storage/played_games.py` says what the file holds."""
+"""Stores a game in its file, and restores it. The format is in `storage/played_games.py`."""
 
 import asyncio
 from pathlib import Path
@@ -10,7 +10,7 @@ from storage.played_games import SavedGame, SavedTurn
 
 
 def saved(game: PlayedGame) -> SavedGame:
-    """The game in the form of its file."""
+    """The game in its file format."""
     turns = (
         SavedTurn(
             phase=turn.board.phase,
@@ -21,26 +21,26 @@ def saved(game: PlayedGame) -> SavedGame:
         for turn in game.turns
     )
     return SavedGame(
-        name=game.name, seed=game.seed, years=game.years, seats=game.seats, turns=tuple(turns), given=dict(game.given)
+        name=game.name, seed=game.seed, years=game.years, seats=game.seats, turns=tuple(turns), given=dict(game.pending)
     )
 
 
 class GameFile:
-    """The file of a game that is played."""
+    """The file of a game in progress."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._turn = asyncio.Lock()
 
     async def write(self, game: PlayedGame) -> None:
-        """Replace the content by the game as it is; after a crash the file has the old or the new content."""
+        """Replace the content atomically."""
         async with self._turn:
             content = saved(game).model_dump_json().encode() + b"\n"
             try:
                 await asyncio.to_thread(durable_write, self.file, content)
             except OSError as error:
                 raise InputError(
-                    f"the game cannot be stored in '{self.file}': {error.strerror}; make room, then order again"
+                    f"the game cannot be stored in '{self.file}': {error.strerror}; free disk space, then order again"
                 ) from error
 
 
@@ -48,7 +48,7 @@ def open_game(stored: SavedGame, players: Players, file: Path) -> PlayedGame:
     """The game at its last position.
 
     Raises:
-        InputError: a player is not here, or the game cannot be played as it is stored.
+        InputError: a player is missing, or the stored orders are not legal.
     """
     game = PlayedGame(stored.name, stored.seats, players, seed=stored.seed, years=stored.years)
     for turn in stored.turns:
@@ -62,5 +62,5 @@ def open_game(stored: SavedGame, players: Players, file: Path) -> PlayedGame:
     for power, own in stored.given.items():
         if power not in game.waits_for or not legal[power].admits(own):
             raise InputError(f"game file '{file}' was changed: {power} cannot give its orders in {game.board.phase}")
-        game.given[power] = own
+        game.pending[power] = own
     return game

@@ -1,7 +1,7 @@
-"""What the HTTP servers of this project share: their socket, the checks of headers, and their end by a signal.
+"""Common parts of the HTTP servers: the socket, header checks, and shutdown on a signal.
 
-Keys are compared in constant time. A body is not read before its key and its length are known. uvicorn bounds headers and
-connections. On an open network a proxy belongs before it.
+Keys are compared in constant time. A server reads a body only after it has checked key and length. uvicorn limits headers and
+connections. On an untrusted network, put a reverse proxy in front.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from entente.telemetry.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_CONNECTIONS = 768
-"""Most connections, below the usual 1,024 open files of a process; uvicorn answers more with 503."""
+"""Below the usual limit of 1,024 open files; uvicorn answers further connections with 503."""
 MAX_HEAD = 1 << 16
-"""Longest header, bytes."""
+"""Maximum size of the headers, bytes."""
 
 Headers = Mapping[bytes, bytes]
 
 
 def bind(host: str, port: int, key: str | None) -> socket.socket:
-    """A listening socket, opened before the engine starts.
+    """A listening socket.
 
     Raises:
         InputError: the port is taken, or the address is not loopback and there is no key.
@@ -49,20 +49,20 @@ def bind(host: str, port: int, key: str | None) -> socket.socket:
 
 
 def headers_of(scope: Scope) -> Headers:
-    """The headers by name, in small letters; of two with one name the last."""
+    """The headers by lower-case name; the last of duplicates."""
     return dict(scope["headers"])
 
 
 def has_key(headers: Headers, key: str) -> bool:
-    """Whether the request bears the key: `Authorization: Bearer KEY`."""
+    """Whether the request has the header `Authorization: Bearer KEY`."""
     return hmac.compare_digest(headers.get(b"authorization", b""), b"Bearer " + key.encode())
 
 
 def foreign_header(headers: Headers, own: Collection[str]) -> Literal["host", "origin"] | None:
-    """The header by which a request shows that it was meant for another host, or comes from another page; None: it does not.
+    """The header that names another host or another page (DNS rebinding, cross-site requests); None: neither does.
 
     Args:
-        own: host and port under which the server may be named; the first is its own page's.
+        own: allowed values of Host; the first is that of the server's own page.
     """
     names = [name.encode() for name in own]
     if headers.get(b"host", b"") not in names:
@@ -73,26 +73,26 @@ def foreign_header(headers: Headers, own: Collection[str]) -> Literal["host", "o
 
 
 def is_too_long(scope: Scope, headers: Headers, most: int) -> bool:
-    """Whether the body may have more than `most` bytes, or does not state its length."""
+    """Whether the body has more than `most` bytes, or no Content-Length."""
     length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
     return not length.isdigit() or int(length) > most or b"transfer-encoding" in headers
 
 
 class CheckedHeaders:
-    """ASGI middleware that refuses a request by its headers, before its body is read."""
+    """ASGI middleware that rejects requests by their headers, before the body is read."""
 
     def __init__(self, app: ASGIApp, refuse: Callable[[Scope], Response | None]) -> None:
-        """`refuse` must refuse a body of unknown length; see `is_too_long`."""
+        """`refuse` must reject a body without Content-Length; see `is_too_long`."""
         self._app, self._refuse = app, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. uvicorn discards the body of a refused one."""
+        """uvicorn discards the body of a rejected request."""
         refusal = self._refuse(scope) if scope["type"] == "http" else None
         await (refusal or self._app)(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
-    """Says when it begins to shut down."""
+    """Calls `on_shutdown` before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, on_shutdown: Callable[[], object] | None) -> None:
         super().__init__(config)
@@ -108,8 +108,7 @@ def make_server(app: FastAPI, *, drain_s: float, on_shutdown: Callable[[], objec
     """A server of the app. Requests in flight get `drain_s` seconds to finish after a termination signal.
 
     Args:
-        on_shutdown: called after such a signal, so that requests that wait can be answered: uvicorn reports a wait that it
-            cancels as an error.
+        on_shutdown: called after such a signal, to answer waiting requests: uvicorn logs an error for requests that it cancels.
     """
     config = uvicorn.Config(
         app,
@@ -127,7 +126,7 @@ def make_server(app: FastAPI, *, drain_s: float, on_shutdown: Callable[[], objec
 
 @contextmanager
 def signals_end_here() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after it has shut down, so that the caller can close what it serves."""
+    """Ignore the signal that uvicorn raises again after its shutdown, so that the caller can clean up."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     signals = (signal.SIGTERM, signal.SIGINT) if in_main_thread else ()
     handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
@@ -139,7 +138,7 @@ def signals_end_here() -> Iterator[None]:
 
 
 async def serve(server: uvicorn.Server, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM, Ctrl-C or `server.should_exit`, on the event loop of the caller."""
+    """Serve until SIGTERM, Ctrl-C or `server.should_exit`."""
     asyncio.get_running_loop().call_soon(on_ready)
     with signals_end_here():
         await server.serve(sockets=[listener])

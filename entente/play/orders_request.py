@@ -1,8 +1,8 @@
-"""Reads a request for chat completions: a position and a power in its last message, and the parameters that can be honoured.
+"""Reads a chat completions request: a position and a power in its last message, and the supported parameters.
 
-A parameter that cannot be honoured is refused by name, unless its value asks for nothing. Those that concern the caller's books
-alone are ignored. An answer is always a complete legal order set, so nothing may cut it: not `stop`, and not `max_tokens`.
-Refusals have the API's form, `{"error": {"message", "type", "param", "code"}}`, under the right HTTP status.
+Unsupported parameters are rejected by name, unless they have their neutral value. Pure metadata is ignored. An answer is always a
+complete legal order set, so `stop` and `max_tokens` cannot truncate it. Error responses have the API's form,
+`{"error": {"message", "type", "param", "code"}}`, with the matching HTTP status.
 """
 
 import json
@@ -19,10 +19,10 @@ from entente.game.recorded import board_of_game
 from entente.telemetry.errors import EntenteError, InputError
 
 LEAST_TEMPERATURE = 0.01
-"""What a temperature of 0 becomes: a softmax has none at 0, and at this one the likeliest orders are nearly certain."""
+"""Replaces a temperature of 0: the most likely orders are nearly certain."""
 MOST_CHOICES = 128
 RETRY_AFTER_S = 1
-"""Seconds after which a client should ask again where too many draws are in flight: a decision takes about as long."""
+"""Retry-After of a 429 response, seconds: about the time of one decision."""
 _LONGEST_SENTENCE = 400
 _IGNORED = {
     "user",
@@ -40,14 +40,13 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 
 class ApiError(EntenteError):
-    """A request that is refused: HTTP status, code, and the parameter that is at fault, if one is."""
+    """A rejected request: HTTP status, code, and the wrong parameter, if any."""
 
     def __init__(self, status: int, message: str, *, code: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
 
     def response(self) -> JSONResponse:
-        """The refusal."""
         headers = {"retry-after": str(RETRY_AFTER_S)} if self.status == 429 else {}
         kind = _TYPES.get(self.status, "invalid_request_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
@@ -60,7 +59,7 @@ class _Message(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The parameters of a request that are honoured."""
+    """The supported parameters."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -75,16 +74,12 @@ class ChatRequest(BaseModel):
 
     @property
     def drawn_at(self) -> float:
-        """Temperature of the draws."""
+        """Sampling temperature."""
         return 1.0 if self.temperature is None else max(self.temperature, LEAST_TEMPERATURE)
 
 
 def read_request(body: bytes) -> ChatRequest:
-    """The request in a body.
-
-    Raises:
-        ApiError: it is malformed, or asks for what cannot be honoured.
-    """
+    """Raises ApiError if the body is malformed, or has an unsupported parameter."""
     try:
         request = ChatRequest.model_validate_json(body)
     except ValidationError as error:
@@ -95,13 +90,15 @@ def read_request(body: bytes) -> ChatRequest:
     for name, value in (request.model_extra or {}).items():
         if name in _IGNORED or value in _ASKS_NOTHING or (name, value) == ("top_p", 1):
             continue
-        text = f"{name[:60]!r} cannot be honoured: the answer is a complete legal order set, drawn by the policy; leave it out"
+        text = (
+            f"{name[:60]!r} cannot be honoured: the answer is a complete legal order set, sampled from the policy; leave it out"
+        )
         raise ApiError(400, text, code="unsupported_parameter", param=name[:60])
     return request
 
 
 def read_question(request: ChatRequest) -> tuple[Board, LegalOrders]:
-    """The position in the last message, and the legal orders of the power that it names. Earlier messages are not read."""
+    """The position in the last message, and the legal orders of the power that it names. Ignores earlier messages."""
     try:
         power, board = _position(_text(request.messages[-1]))
     except InputError as error:
@@ -132,7 +129,7 @@ def _position(text: str) -> tuple[str, Board]:
     try:
         asked = {key: value for key, value in json.loads(text).items() if value is not None}
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the message begins as a JSON object, but is none: {str(error)[:100]}") from error
+        raise InputError(f"the message starts like a JSON object, but is not one: {str(error)[:100]}") from error
     if unknown := sorted(set(asked) - {"power", "state", "game"}):
         raise InputError(f"the message has the key {unknown[0][:60]!r}: it holds 'power', and either 'state' or 'game'")
     if ("state" in asked) == ("game" in asked):

@@ -1,9 +1,9 @@
-"""Serves legal orders to any client of the OpenAI API: models, and chat completions whose last message is a position.
+"""OpenAI-compatible server of legal orders: models, and chat completions whose last message is a position.
 
-The answer is a complete legal order set of the power that the message names, one order a line, drawn by one policy version.
-Log-probabilities are those of the drawn tokens, under the mask and at the request's temperature. A client that disconnects
-cancels its draws. On a loopback address, requests that name another host or come from another page are refused; on any other
-address, those without the key, and those of any page. Nothing is stored.
+The answer is a complete legal order set of the power that the message names, one order per line, sampled from one policy version.
+Log-probabilities are those of the sampled tokens, under the mask and at the request's temperature. If a client disconnects, the
+server cancels its samples. On a loopback address, the server rejects requests with another Host or Origin; on other addresses,
+requests without the key or with any Origin. It stores nothing.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from entente.players.policy import DecisionRequest, PolicyPlayer, Sampled, Token
 from entente.telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
 
 MOST_DRAWS = 512
-"""Order sets drawn at the same time: four times what an engine decodes together by default, so that it has always work."""
+"""Maximum order sets in flight: four times the default batch of an engine, to keep it busy."""
 LARGEST_BODY = 2 << 20
-"""Bytes; a whole game as the diplomacy package saves it has some hundred thousand."""
+"""Bytes; a whole game in the diplomacy package's format has a few hundred thousand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class ServedPolicy:
     """A policy version, or a model, and the engine that serves it."""
 
     name: str
-    """What clients call the model: 'mine:v20' or 'models/whole-192'."""
+    """Model name of the API: 'mine:v20' or 'models/whole-192'."""
     fingerprint: str
-    """Of its weights: with equal fingerprint, seed and position the same orders are drawn."""
+    """Of its weights: equal fingerprint, seed and position give equal orders."""
     host: EngineHost
     engine: Engine
     tokens: Tokens
@@ -54,11 +54,11 @@ class ServedPolicy:
 
 
 class Draws:
-    """The draws in flight of one served policy. It runs on the HTTP server's event loop.
+    """The samples in flight of one served policy, on the HTTP server's event loop.
 
     Attributes:
-        failure: why the engine is lost for good.
-        on_failure: called when it is.
+        failure: why the engine is permanently lost.
+        on_failure: called when `failure` is set.
     """
 
     def __init__(self, policy: ServedPolicy, most: int = MOST_DRAWS) -> None:
@@ -69,14 +69,14 @@ class Draws:
         self._most = most
 
     async def answer(self, asked: ChatRequest, legal: LegalOrders, board: Board, name: str, receive: Receive) -> list[Sampled]:
-        """One draw for each choice of a request, or none if the client disconnects; a draw that fails cancels the others.
+        """One sample for each choice of a request; empty if the client disconnects. A failed sample cancels the others.
 
         Args:
-            name: of the request, unique among those in flight.
+            name: unique among the requests in flight.
 
         Raises:
-            ApiError: an answer may be longer than the request allows, or too many draws are in flight.
-            EntenteError: a draw failed.
+            ApiError: an answer may be longer than the request allows, or too many samples are in flight.
+            EntenteError: a sample failed.
         """
         policy, choices = self.policy, asked.n or 1
         for limit in ("max_tokens", "max_completion_tokens"):
@@ -85,9 +85,9 @@ class Draws:
                 text = f"'{limit}' {most} is less than the {longest} tokens of {legal.power}'s longest order set: raise it"
                 raise ApiError(400, text, code="invalid_value", param=limit)
         if self.in_flight + choices > self._most:
-            text = f"{self.in_flight} order sets are being drawn, and at most {self._most} may be: try again"
+            text = f"{self.in_flight} order sets are in flight, and the limit is {self._most}: try again"
             raise ApiError(429, text, code="rate_limit_exceeded")
-        shown = board_text(board, legal.power, policy.tokens.prompts)
+        board_prompt = board_text(board, legal.power, policy.tokens.prompts)
         request = DecisionRequest(
             game=name,
             dice=secrets.token_hex(8) if asked.seed is None else f"seed {asked.seed}",
@@ -95,7 +95,7 @@ class Draws:
             power=legal.power,
             legal=legal,
             board=board,
-            snapshot_id=hashlib.blake2b(shown.encode(), digest_size=8).hexdigest(),
+            snapshot_id=hashlib.blake2b(board_prompt.encode(), digest_size=8).hexdigest(),
             temperature=asked.drawn_at,
         )
         draws = [asyncio.create_task(self._draw(request, number)) for number in range(choices)]
@@ -139,8 +139,8 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
     """The app over one served policy.
 
     Args:
-        key: the key that clients must send; None: none.
-        own_names: host and port under which clients may name a server on a loopback address; empty: any, on other addresses.
+        key: the key that clients must send; None: no key.
+        own_names: allowed Host values of a server on a loopback address; empty: any, on other addresses.
     """
     policy, began = draws.policy, int(time.time())
     app = FastAPI(title="entente orders", docs_url=None, redoc_url=None, openapi_url=None)
@@ -198,14 +198,14 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
 
     @app.get("/health")
     async def health() -> Response:
-        """For operators: draws in flight, and the engine's counts."""
+        """For operators: samples in flight, and the engine's counts."""
         return JSONResponse({"in_flight": draws.in_flight, "engine": asdict(await policy.host.run(policy.engine.stats()))})
 
     return app
 
 
 def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Response | None:
-    """The refusal of a request for another host, from a page, without the key, or with a large body; None: accepted."""
+    """The error response to a request with another Host, an Origin, a wrong key or a large body; None: accepted."""
     headers = headers_of(scope)
     foreign = foreign_header(headers, own_names) if own_names else "origin" if b"origin" in headers else None
     refusal = None
@@ -222,7 +222,7 @@ def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Respons
     return refusal and refusal.response()
 
 
-# ---- the answer in the form of the API ----
+# ---- the response in the API's format ----
 
 
 def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[Sampled], tokens: Tokens) -> Response:
@@ -233,25 +233,25 @@ def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[Sampled], 
 
 
 def _choice(drawn: Sampled, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:
-    """One choice of a whole answer. A thought before the orders is `reasoning_content`, as other servers name it."""
+    """One choice. A thought before the orders is `reasoning_content`, as in other servers."""
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(drawn.orders), "refusal": None}
     ids = drawn.generation.token_ids.tolist()
     if tokens.thinking is not None:
         thought, ids = tokens.thinking.split(ids)
         message["reasoning_content"] = tokens.codec.decode(thought).strip()
     content = _token_logprobs(ids, [float(each) for each in drawn.generation.logprobs[-len(ids) :]], tokens) if logprobs else []
-    found = {"content": content, "refusal": None} if logprobs else None
-    return {"index": index, "message": message, "logprobs": found, "finish_reason": "stop"}
+    probabilities = {"content": content, "refusal": None} if logprobs else None
+    return {"index": index, "message": message, "logprobs": probabilities, "finish_reason": "stop"}
 
 
 def _token_logprobs(ids: Sequence[int], logprobs: Sequence[float], tokens: Tokens) -> list[dict[str, Any]]:
-    """The last token ends the answer; it has no bytes, because the content does not show it."""
+    """The end token has no bytes, because it is not part of the content."""
     entries, text = [], ""
     for place, (token, logprob) in enumerate(zip(ids, logprobs, strict=True), start=1):
-        # Some tokenizers spell a token in another way without those before it.
+        # Some tokenizers decode a token differently without the tokens before it.
         longer = tokens.codec.decode(ids[:place])
-        shown = longer[len(text) :] if longer.startswith(text) else tokens.codec.decode([token])
+        piece = longer[len(text) :] if longer.startswith(text) else tokens.codec.decode([token])
         text = longer
-        spelled = [] if token == tokens.codec.eos_id else list(shown.encode())
-        entries.append({"token": shown, "logprob": logprob, "bytes": spelled, "top_logprobs": []})
+        spelled = [] if token == tokens.codec.eos_id else list(piece.encode())
+        entries.append({"token": piece, "logprob": logprob, "bytes": spelled, "top_logprobs": []})
     return entries

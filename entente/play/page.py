@@ -1,4 +1,4 @@
-"""The page of a game in the browser: the map once, and the game as JSON, which `play.js` draws."""
+"""The page of a game in the browser: the map, and the game as JSON, which `play.js` renders."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ _DIGITS = 6
 
 
 def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, file: str = "") -> str:
-    """The whole page; it loads nothing else.
+    """The self-contained page.
 
     Args:
-        players: names that may give hints.
+        players: names of players for hints.
         key: sent with each request of the page.
-        nonce: of the page's own script and style.
-        file: where the game is stored, as a shell reads it; empty: nowhere.
+        nonce: for the page's script and style (Content-Security-Policy).
+        file: path of the game's file, quoted for a shell; empty: not stored.
     """
     template = page_template("page.html.jinja", Path(__file__).parent)
     page = {
@@ -43,14 +43,14 @@ def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, fi
         name=game.name,
         nonce=nonce,
         **map_context(),
-        # So that no text ends the script that holds it.
+        # No text may end the enclosing script.
         page=_json(page).replace("<", "\\u003c"),
         state=_json(as_data(game)).replace("<", "\\u003c"),
     )
 
 
 def as_data(game: PlayedGame) -> dict[str, Any]:
-    """The game as the page shows it; powers are numbers, in their usual order."""
+    """The game as JSON for the page; powers are indices into POWERS."""
     waits = game.waits_for
     legal = game.board.legal_orders()
     return {
@@ -58,7 +58,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
         "deciding": game.is_deciding,
         "over": game.is_over,
         "waits": [POWERS.index(power) for power in waits],
-        "given": [POWERS.index(power) for power in game.given],
+        "given": [POWERS.index(power) for power in game.pending],
         "plies": [*map(_played, game.turns), _position(game.board, {}, {}, {}, {})],
         "legal": {
             POWERS.index(power): {
@@ -74,7 +74,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _played(turn: Turn) -> dict[str, Any]:
-    """A turn's data, kept because turns do not change."""
+    """Cached, because turns do not change."""
     return _position(turn.board, turn.orders, turn.results, turn.probabilities, turn.proposals)
 
 
@@ -85,7 +85,7 @@ def _position(
     probabilities: Mapping[str, float],
     proposals: Mapping[str, Sequence[SavedProposal]],
 ) -> dict[str, Any]:
-    given = {
+    ordered = {
         POWERS.index(power): [[order, list(results.get(" ".join(order.split(" ", 2)[:2]), ()))] for order in own]
         for power, own in orders.items()
     }
@@ -98,11 +98,11 @@ def _position(
                 "playouts": each.playouts,
                 "sure": None if each.probability is None else _short(each.probability),
             }
-            for each in sorted(found, key=lambda each: -each.value)
+            for each in sorted(candidates, key=lambda each: -each.value)
         ]
-        for power, found in proposals.items()
+        for power, candidates in proposals.items()
     }
-    return position_data(board) | {"orders": given, "sure": sure, "tried": tried}
+    return position_data(board) | {"orders": ordered, "sure": sure, "tried": tried}
 
 
 def _short(value: float) -> float:

@@ -13,15 +13,14 @@ from storage.played_games import SavedProposal
 
 
 class SeatedPlayers:
-    """Players that are open; see `entente.play.game.Players`."""
+    """Implements `entente.play.game.Players` with open players."""
 
     def __init__(self, names: Sequence[str], opened: OpenPlayers, temperature: float = 1.0) -> None:
-        """`temperature`: of the draws of policy versions."""
+        """`temperature`: sampling temperature of policy versions."""
         self.names = tuple(names)
         self._opened, self._temperature = opened, temperature
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
-        """See `Players.choose`."""
         decider = self._opened.deciders.get(name)
         if decider is None:
             rng = dice(request.dice, request.board.phase, request.power)
@@ -36,11 +35,11 @@ class SeatedPlayers:
 
 
 async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:
-    found, drawn = await decider.look(request)
-    if len(found.proposals) == 1:
-        return Choice(orders=tuple(found.orders), probability=drawn.get(found.proposals[0]))
+    result, drawn = await decider.look(request)
+    if len(result.proposals) == 1:
+        return Choice(orders=tuple(result.orders), probability=drawn.get(result.proposals[0]))
     tried = (
         SavedProposal(orders=orders, value=value, playouts=playouts, probability=drawn.get(orders))
-        for orders, value, playouts in zip(found.proposals, found.values, found.visits, strict=True)
+        for orders, value, playouts in zip(result.proposals, result.values, result.visits, strict=True)
     )
-    return Choice(orders=tuple(found.orders), probability=drawn.get(found.proposals[found.best]), proposals=tuple(tried))
+    return Choice(orders=tuple(result.orders), probability=drawn.get(result.proposals[result.best]), proposals=tuple(tried))

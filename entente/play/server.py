@@ -1,10 +1,9 @@
-"""Serves the page of one game, and what it asks for, on this machine only.
+"""HTTP server of the page of one game, for this machine only.
 
-Every address but the page's picture needs the key that the page's own address has; it is made anew at each start. Requests that
-name another host, come from another page, or have a large body are refused. An answer that is not the game has an `error`, one
-sentence, which the page shows.
+Every route needs the key from the page's address; each start of the server creates a new key. The server rejects requests with
+another Host or Origin, or with a large body. Error responses have an `error`, one sentence, which the page shows.
 
-Status codes: 200; 400 malformed or not allowed; 403 key, host or origin; 409 the game has gone on; 413 too long; 502 a player's
+Status codes: 200; 400 malformed or not allowed; 403 key, host or origin; 409 the game has moved on; 413 too long; 502 a player's
 decision failed.
 """
 
@@ -32,7 +31,7 @@ from entente.telemetry.errors import EntenteError, InputError
 
 _LARGEST_BODY = 1 << 14
 _WAIT_S = 25.0
-"""Seconds that a page waits for the next change before it asks again."""
+"""Long-poll timeout of the page, seconds."""
 _Word = Annotated[str, Field(max_length=64)]
 
 
@@ -43,27 +42,20 @@ class _Body(BaseModel):
 
 
 class OrdersBody(_Body):
-    """A person's orders."""
-
     power: _Word
     orders: Annotated[list[_Word], Field(max_length=64)]
 
 
 class UndoBody(_Body):
-    """The turn to return to."""
-
     turn: int
 
 
 class HintBody(_Body):
-    """Whose orders to suggest, and by which player."""
-
     power: _Word
     player: Annotated[str, Field(max_length=256)]
 
 
 def new_key() -> str:
-    """A key for one start of the server."""
     return secrets.token_urlsafe(24)
 
 
@@ -71,9 +63,9 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
     """The app of one game.
 
     Args:
-        players: names that may give hints.
-        address: host and port under which it is served, as a browser names them.
-        file: where the game is stored, as a shell reads it; empty: nowhere.
+        players: names of players for hints.
+        address: host and port, as in the browser's Host header.
+        file: path of the game's file, quoted for a shell; empty: not stored.
     """
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, address=address))
@@ -110,7 +102,7 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
 
     @app.get("/game")
     async def state(seen: Annotated[int, Query(ge=-1)] = -1) -> Response:
-        """The game; with the revision that the page has seen, as soon as there is another."""
+        """The game; waits for a change if `seen` is the current revision."""
         if seen == game.revision:
             try:
                 await asyncio.wait_for(game.changed.wait(), _WAIT_S)
@@ -133,14 +125,14 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
     @app.post("/hint")
     async def hint(body: HintBody) -> Response:
         try:
-            found = await game.hint(body.power, body.player, body.revision)
+            choice = await game.hint(body.power, body.player, body.revision)
         except StaleError as error:
             return _sentence(409, str(error), state=as_data(game))
         except InputError as error:
             return _sentence(400, str(error))
         except EntenteError as error:
             return _sentence(502, str(error))
-        return JSONResponse({"orders": list(found.orders), "probability": found.probability})
+        return JSONResponse({"orders": list(choice.orders), "probability": choice.probability})
 
     @app.get("/saved")
     async def download() -> Response:
@@ -155,7 +147,7 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
 
 
 def _file(text: str, name: str) -> Response:
-    # A game that somebody sent may have any name, also one with a line break.
+    # A game file from elsewhere may have any name, even one with a line break.
     return Response(
         text,
         media_type="application/json",
@@ -168,18 +160,18 @@ def _sentence(status: int, text: str, **more: Any) -> JSONResponse:
 
 
 def _refusal(scope: Scope, key: str, address: str) -> Response | None:
-    """The refusal of a request without the key, for another host, from another page, or with a large body; None: accepted."""
+    """The error response to a request with a wrong key, Host or Origin, or with a large body; None: accepted."""
     headers = headers_of(scope)
     match foreign_header(headers, (address, f"localhost:{address.rpartition(':')[2]}")):
         case "host":
             return _sentence(403, "this page is served on this machine only: open the address that `entente play` printed")
         case "origin":
-            return _sentence(403, "another page asks in its place: open the address that `entente play` printed")
+            return _sentence(403, "the request comes from another page: open the address that `entente play` printed")
     query = scope["query_string"].decode("latin-1")
-    given = headers.get(b"x-entente-key") or next(
+    sent_key = headers.get(b"x-entente-key") or next(
         (part[4:].encode("latin-1") for part in query.split("&") if part.startswith("key=")), b""
     )
-    if not hmac.compare_digest(given, key.encode()):
+    if not hmac.compare_digest(sent_key, key.encode()):
         return _sentence(403, "the key of this address is missing or old: open the address that `entente play` printed last")
     if is_too_long(scope, headers, _LARGEST_BODY):
         return _sentence(413, f"a request may have at most {_LARGEST_BODY} bytes, and must state its length")

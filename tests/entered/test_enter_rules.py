@@ -66,7 +66,7 @@ def test_a_server_that_stays_away_ends_the_command_after_so_many_tries(monkeypat
     monkeypatch.setattr(enter, "LONGEST_WAIT_S", 0.0)
     games, said = _games(), list[str]()
     games._say, games._is_entered = said.append, True  # as after a first connection
-    with pytest.raises(EntenteError, match=f"after {enter.MOST_TRIES} tries this ends: give the same command again"):
+    with pytest.raises(EntenteError, match=f"after {enter.MOST_TRIES} tries: run the same command again"):
         asyncio.run(games.play(first_orders()))
     assert len(said) == enter.MOST_TRIES and all("trying again" in sentence for sentence in said)
 
@@ -189,7 +189,7 @@ def test_in_a_phase_that_cannot_be_read_a_seat_orders_nothing_and_plays_on(play,
     assert final[-2][1] == () and len(final[-1][1]) == 3 and final[-1][0] == "F1901M"
     assert games.lost == [] and games.missed == 0 and len(kept) == 1
     (sentence,) = [each for each in said if "orders nothing in" in each]
-    assert sentence.startswith(f"FRANCE orders nothing in {final[-2][0]} of game 'friday', and plays on: ")
+    assert sentence.startswith(f"FRANCE orders nothing in {final[-2][0]} of game 'friday', and continues: ")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_orders_of_others_and_illegal_ones_are_refused_and_the_game_stays(new_ga
     game = new_game("FRANCE")
     with pytest.raises(InputError, match=f"^{said}"):
         order(game, power, *orders)
-    assert not game.turns and not game.given and game.revision == 0
+    assert not game.turns and not game.pending and game.revision == 0
 
 
 def test_a_request_about_a_position_that_the_game_has_left_is_refused(new_game):
@@ -78,7 +78,7 @@ def test_after_a_failed_decision_the_orders_stay_given_and_the_phase_can_be_trie
     bots.fails = True
     with pytest.raises(EngineError):
         order(game, "FRANCE", "A PAR - BUR")
-    assert not game.turns and not game.is_deciding and game.given
+    assert not game.turns and not game.is_deciding and game.pending
     bots.fails = False
     asyncio.run(game.go_on(game.revision))
     assert game.turns[0].orders["FRANCE"][2] == "A PAR - BUR"
@@ -118,7 +118,7 @@ def test_a_stored_game_is_continued_with_the_orders_that_were_given(new_game, bo
     file = tmp_path / "game.json"
     play_two_phases(game, file)
     again = open_game(read_game(file), bots, file)
-    assert saved(again) == saved(game) and again.given == game.given and again.board.phase == "F1901M"
+    assert saved(again) == saved(game) and again.pending == game.pending and again.board.phase == "F1901M"
     order(game, "TURKEY")
     order(again, "TURKEY")
     assert again.turns[-1].orders == game.turns[-1].orders, "with the dice of the game that was not interrupted"

@@ -51,7 +51,7 @@ def test_other_hosts_pages_and_keys_are_refused_at_every_address(game, headers, 
             assert answer.status_code == status and said in answer.json()["error"]
 
     ask(game, talk)
-    assert game.revision == 0 and not game.given
+    assert game.revision == 0 and not game.pending
 
 
 def test_orders_are_played_and_bad_requests_get_a_sentence(game):
