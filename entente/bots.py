@@ -1,4 +1,4 @@
-"""A bot: from the legal orders of one power to one legal set of them. Settings name one as `module:attribute`."""
+"""A bot: a function from the legal orders of one power to a legal order set. Settings name one as `module:attribute`."""
 
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.players import Player as Bot

@@ -1,4 +1,4 @@
-"""A policy loss: a value for each drawn token, and what their sum is divided by. Settings name one as `module:attribute`."""
+"""A policy loss: a value for each sampled token, and the divisor of their sum. Settings name one as `module:attribute`."""
 
 from entente.training.losses import DrawnTokens, PolicyLoss, TokenLoss, clipped, decision_means, log_ratio, numbered, outliers
 from entente.training.settings import TrainingSettings

@@ -1,7 +1,7 @@
-"""Runs as objects: their rows as DuckDB relations, and the pages of `entente report` and `entente replay` as frames.
+"""Notebook API: the rows of a run as DuckDB relations, and the pages of `entente report` and `entente replay` as frames.
 
-An object holds where a run lies. Files are read when something is asked of it. Nothing here computes: the rows are those of
-`entente sql`. An error is the sentence that the command says, without the errors that led to it.
+A `Run` holds only paths, and reads files on access. The rows are those of `entente sql`. Errors have the message of the command,
+without chained exceptions.
 """
 
 import html
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from entente.settings.run_settings import RunSettings
 
-_Given = ParamSpec("_Given")
-_Answer = TypeVar("_Answer")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
-def _one_error(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]:
-    """The function, whose errors show one traceback: the causes of a sentence are of no use to its reader."""
+def _one_error(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Drops the chained exceptions of an EntenteError: its message is complete without them."""
 
     @wraps(function)
-    def call(*given: _Given.args, **named: _Given.kwargs) -> _Answer:
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         try:
-            return function(*given, **named)
+            return function(*args, **kwargs)
         except EntenteError as error:
             raise error.with_traceback(None) from None
 
@@ -41,8 +41,8 @@ def _one_error(function: Callable[_Given, _Answer]) -> Callable[_Given, _Answer]
 class Run:
     """One run. Each view of `entente sql` is an attribute: `run.decisions`, `run.tokens`, `run.batches`.
 
-    The first question opens the run's rows as they are then; `entente.run(name)` opens them anew. DuckDB shows the rows of a
-    relation, and `.df()`, `.arrow()`, `.fetchall()`, `.filter()` and others go on from it.
+    The first query takes a snapshot of the run's files; `entente.run(name)` takes a new one. Relations have DuckDB's `.df()`,
+    `.arrow()`, `.fetchall()`, `.filter()` and others.
     """
 
     def __init__(self, paths: RunPaths) -> None:
@@ -51,17 +51,16 @@ class Run:
     @property
     @_one_error
     def settings(self) -> "RunSettings":
-        """Its settings."""
         from entente.settings.layers import settings_of
 
         return settings_of(self.paths)
 
     @_one_error
     def sql(self, question: str) -> "DuckDBPyRelation":
-        """One SELECT over the views of `entente sql`, or @NAME for a ready question, as a relation.
+        """One SELECT over the views of `entente sql`, or @NAME for a prepared query.
 
         Raises:
-            InputError: the question is not a single SELECT, or DuckDB refuses it.
+            InputError: the query is not a single SELECT, or DuckDB reports an error.
         """
         from storage.asking import ready_query, relation
 
@@ -77,7 +76,7 @@ class Run:
     @property
     @_one_error
     def scores(self) -> "DuckDBPyRelation":
-        """A row for each stored score, in the order in which they were measured: centres gained, and the 95 % interval."""
+        """A row for each stored score, the first measured first: centres gained, and the 95 % interval."""
         import pyarrow as pa
 
         from entente.evaluation.score_files import read_scores
@@ -95,7 +94,7 @@ class Run:
 
     @_one_error
     def report(self) -> "Frame":
-        """The page of `entente report`, which is written into the run's folder."""
+        """The page of `entente report`; also written to the run's folder."""
         from entente.cli.report import report_run
 
         return Frame(report_run(self.paths)[1].read_text())
@@ -105,7 +104,7 @@ class Run:
         """The page of `entente replay` of one game: START_GROUP/FORK as "12/3", "latest", "best", "worst", or a decision's id.
 
         Raises:
-            InputError: there is no such game, or its boards are gone.
+            InputError: there is no such game, or its boards were removed.
             DataError: its rows are damaged.
         """
         from entente.reports.replay_page import replay_html
@@ -141,10 +140,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A page that a notebook shows. The page's scripts cannot reach the notebook."""
+    """An HTML page for display in a notebook, sandboxed in an iframe."""
 
     page: str
-    """HTML."""
 
     def _repr_html_(self) -> str:
         style = "width: 100%; height: 720px; border: 0"
@@ -153,7 +151,7 @@ class Frame:
 
 @_one_error
 def runs(runs_root: str | Path = "runs") -> list[Run]:
-    """The runs in a folder; the one that wrote last is last."""
+    """The runs in a folder, sorted by their last write."""
     if not (root := Path(runs_root)).is_dir():
         raise InputError(f"there is no folder '{root}': name the folder of your runs with runs_root")
     return [Run(paths) for paths in runs_in(root)]
@@ -161,16 +159,16 @@ def runs(runs_root: str | Path = "runs") -> list[Run]:
 
 @_one_error
 def run(name: str = LATEST, *, runs_root: str | Path = "runs") -> Run:
-    """The run of this name; "latest": the one that wrote last.
+    """The run `name`; "latest": the one with the last write.
 
     Raises:
-        InputError: there is no such run, or no run can have this name.
+        InputError: there is no such run, or the name is invalid.
     """
     root = Path(runs_root)
-    found = Run(RunPaths(root / which_run(check_name(name, "run"), root)))
-    if not found.paths.settings.exists():
-        _ = found.settings  # raises InputError, with the runs that are there
-    return found
+    chosen_run = Run(RunPaths(root / which_run(check_name(name, "run"), root)))
+    if not chosen_run.paths.settings.exists():
+        _ = chosen_run.settings  # raises InputError, which lists the runs
+    return chosen_run
 
 
 @_one_error
@@ -178,8 +176,8 @@ def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: 
     """Train a run as `entente train` does, and return it.
 
     Args:
-        preset: settings to begin with.
-        config: TOML files laid over the preset.
+        preset: name of the base settings.
+        config: TOML files that override the preset, in order.
         resume: continue the run that `run` names.
         settings: any setting by its section: `run="mine"`, `steps=40`, `training={"learning_rate": 1e-3}`.
 
@@ -191,7 +189,7 @@ def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: 
     from entente.settings.layers import layered_settings, resumed_settings
 
     files = [Path(file) for file in config]
-    with warnings.catch_warnings():  # the environment is prepared before Prefect is imported; it silences warnings
+    with warnings.catch_warnings():  # `prepare_environment`, which must precede the import of Prefect, silences warnings
         prepare_environment(debug=False)
         chosen = resumed_settings(files, settings) if resume else layered_settings(preset, files, settings)
         return Run(train_run(chosen, resume=resume)[0])

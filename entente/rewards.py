@@ -1,4 +1,4 @@
-"""A reward: one more component, computed from those that a row holds. Settings name one as `module:attribute`."""
+"""A reward: an additional component, computed from those of a row. Settings name one as `module:attribute`."""
 
 from storage.arrow_files import COMPONENTS
 from storage.rewards import Components, Reward

@@ -1,7 +1,7 @@
-"""A lesson: one decision position that a student reached, with the answers of a teacher.
+"""A lesson (distillation target): a decision position that the student reached, with the answers of a teacher.
 
-Each field names its Arrow type; `storage/arrow_files.py` builds the Arrow schema from this class. Whoever changes a field raises
-its `SCHEMA_VERSION`.
+Each field has its Arrow type as annotation, and `storage/arrow_files.py` builds the schema from this class. If you change a
+field, increase `SCHEMA_VERSION` there.
 """
 
 from dataclasses import dataclass
@@ -60,10 +60,5 @@ class Lesson:
 
 
 def lesson_id(shard: str, decision_id: int) -> int:
-    """A positive 63-bit number that is the same in every attempt.
-
-    Args:
-        shard: name of the lesson's shard below `lessons/`.
-        decision_id: the student's decision.
-    """
+    """A positive 63-bit number, the same in every attempt; `shard` is the path below `lessons/`."""
     return int.from_bytes(blake2b(f"{shard}\0{decision_id}".encode(), digest_size=8).digest(), "big") >> 1 or 1

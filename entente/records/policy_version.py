@@ -1,4 +1,4 @@
-"""A policy version: its number, the hash of its weights and its adapter folder; and what an adapter's two files are."""
+"""A policy version: its number, the hash of its weights and its adapter folder; and the files of an adapter."""
 
 import hashlib
 import math
@@ -12,31 +12,26 @@ from entente.telemetry.read_file import open_regular
 BASE_VERSION = 0
 BASE_HASH = "base"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-"""Names that peft gives."""
+"""File names of peft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
     """The weights after a number of trainer steps.
 
-    Two versions are equal if number and hash are equal. The folder does not count: the same weights may be in several folders,
-    and a version received over the network has none.
+    Equality compares number and hash, not the folder: the same weights may be in several folders, and a version received over
+    the network has none.
     """
 
     version: int
     """Number of trainer steps; 0: the base model."""
     adapter_hash: str
-    """32 hex digits over both adapter files; 'base' for the base model. Decision rows store it beside the number."""
+    """32 hex digits over both adapter files; 'base' for the base model. Decision rows store it with the number."""
     adapter: Path | None = field(default=None, compare=False)
-    """Adapter folder in peft's layout. None for the base model, and where only number and hash are known."""
+    """Adapter folder in peft's layout. None for the base model, or if only number and hash are known."""
 
     @property
     def folder(self) -> Path:
-        """The adapter folder.
-
-        Raises:
-            DataError: the version has no known folder.
-        """
         if self.adapter is None:
             raise DataError(f"policy {self} has no adapter folder here: publish it with its folder")
         return self.adapter
@@ -50,7 +45,7 @@ BASE = PolicyVersion(version=BASE_VERSION, adapter_hash=BASE_HASH)
 
 
 def lora_scale(rank: int, alpha: float, *, root: bool) -> float:
-    """Factor of B @ A when peft adds it to a weight; `root` is its `use_rslora`."""
+    """peft's scaling of B @ A; `root` is its `use_rslora`."""
     return alpha / (math.sqrt(rank) if root else rank)
 
 
@@ -60,7 +55,7 @@ def combined_hash(digests: Iterable[str]) -> str:
 
 
 def measure_adapter(folder: Path) -> tuple[dict[str, dict[str, int | str]], str]:
-    """Size in bytes and SHA-256 of each adapter file in `folder`, by name, and the hash of the adapter.
+    """Size in bytes and SHA-256 of each adapter file, by name, and the hash of the adapter.
 
     Raises:
         DataError: a file is missing, cannot be read, or is not a regular file.
@@ -80,9 +75,5 @@ def measure_adapter(folder: Path) -> tuple[dict[str, dict[str, int | str]], str]
 
 
 def version_in(folder: Path, version: int) -> PolicyVersion:
-    """The adapter in any folder as policy version `version`, with the hash of its files.
-
-    Raises:
-        DataError: see `measure_adapter`.
-    """
+    """The adapter in `folder` as policy version `version`. Raises as `measure_adapter`."""
     return PolicyVersion(version=version, adapter_hash=measure_adapter(folder)[1], adapter=folder)

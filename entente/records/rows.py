@@ -1,8 +1,8 @@
-"""What becomes of a decision: the request to an engine, its generation, and the row. `Ply` is the row of a phase.
+"""The types of a decision: the request to an engine, its generation, and the row. `Ply` is the row of a phase.
 
-Requests and generations hold token ids only, no text and no orders; `entente/inference/vllm_wire.py` defines their form on the
-network. Each field of a row names its Arrow type. `storage/arrow_files.py` builds the Arrow schemas from these classes. Whoever
-changes such a field raises its `SCHEMA_VERSION`.
+Requests and generations have token ids only, no text and no orders; `entente/inference/vllm_wire.py` defines their wire format.
+Each field of a row has its Arrow type as annotation, and `storage/arrow_files.py` builds the schemas from these classes. If you
+change a field, increase `SCHEMA_VERSION` there.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ TextList = Annotated[Sequence[str], pa.list_(pa.string())]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request for one decision: a prompt and the legal completions."""
+    """A prompt and its legal completions."""
 
     request_id: str
     """Unique within a run. The same id with the same seed gives the same completion."""
@@ -40,43 +40,43 @@ class GenerationRequest:
     table: LegalTable
     """Automaton of the legal completions."""
     seed: int
-    """Seed of this completion's random draws, 63 bits."""
+    """Sampling seed of this completion, 63 bits."""
     temperature: float = 1.0
-    """Softmax temperature of the draw."""
+    """Sampling temperature."""
     snapshot_id: str = ""
-    """Snapshot of the prompt. A client of several servers sends all its requests to one, whose cache has its prefix."""
+    """Snapshot of the prompt: a client of several servers sends equal snapshots to one server, for its prefix cache."""
     version: int | None = None
-    """Policy version to draw with; the engine must serve it. None: the newest."""
+    """Policy version to sample from; the engine must serve it. None: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One completion with its log-probabilities, its policy version, and what it cost in time and tokens."""
+    """One completion with its log-probabilities, policy version and timings."""
 
     token_ids: np.ndarray
     """int32 [completion tokens], with the end token."""
     logprobs: np.ndarray
     """float32 [completion tokens], nats, under the masked policy after temperature; 0 where forced."""
     policy: PolicyVersion
-    """Version that drew all tokens."""
+    """Version that sampled all tokens."""
     worker: str
-    """Name of the engine that drew it."""
+    """Name of the engine."""
     queue_ms: float = 0.0
-    """Milliseconds from the request's arrival at the engine to its first scheduling; 0 of a vLLM server, which does not say."""
+    """From the request's arrival at the engine to its first scheduling; 0 with a vLLM server, which does not report it."""
     prefill_ms: float = 0.0
-    """Milliseconds from first scheduling to the first token; 0 of a vLLM server."""
+    """From first scheduling to the first token; 0 with a vLLM server."""
     decode_ms: float = 0.0
-    """Milliseconds from the first token to the last; of a vLLM server, from sending to the answer."""
+    """From the first token to the last; with a vLLM server, the time of the whole request."""
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The order set of one power at one ply of one fork: one prompt, one completion, one row.
+    """The order set of one power in one phase of one fork: one prompt, one completion, one row.
 
-    It is built once, when its fork ends. If a fork fails, its earlier decisions are kept, but their status is "failed" and they
-    are not trained on.
+    The rows are built when the fork ends. If a fork fails, its earlier decisions are kept with status "failed", and the trainer
+    skips them.
     """
 
     decision_id: Int64 = 0
@@ -162,7 +162,6 @@ class Decision:
 
     @property
     def completion_ids(self) -> npt.NDArray[np.int32]:
-        """[n_completion] token ids of the completion, with the end token."""
         return np.asarray(self.input_ids[self.prompt_len :])
 
 
