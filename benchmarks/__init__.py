@@ -1,1 +1,1 @@
-"""Plain measuring programs, beside peers and beside an earlier training step. Read `trainer.py` first."""
+"""Benchmarks, some of them against TRL and against an earlier training step. Read `trainer.py` first."""

@@ -1,8 +1,8 @@
-"""`decode`: decisions a second of an engine, and what legal tables, prefixes, batches and swaps cost or save.
+"""`decode`: decisions per second of an engine, and the effect of legal tables, prefix cache, batching and adapter swaps.
 
-Every ratio compares two arms that take turns in one process, on one thread, in CPU seconds; it is the median over the rounds. The
-engine is the one that runs use, with the tiny model. Requests are those of whole rollouts: all decisions of the start groups of a
-step, as a run plays them (`benchmarks/decode_cases.py`). Every arm draws them from an empty prefix cache.
+A ratio is the median over rounds of two arms that alternate in one process, on one thread, in CPU seconds. The benchmark uses the
+default engine with the tiny model. Requests are all decisions of the start groups of a step (`benchmarks/decode_cases.py`). Every
+arm starts with an empty prefix cache.
 """
 
 import asyncio
@@ -34,23 +34,15 @@ TARGETS = {
     "swap_ms": Target(at_most=150.0),
 }
 STEPS = 3
-"""Steps whose rollouts are played. The first one's decisions are drawn again to compare arms."""
+"""Steps with rollouts. The arms sample the decisions of the first step again."""
 IN_FLIGHT = 64
-"""Forks of a laptop step: the most decisions in flight of one step."""
+"""Forks of a laptop step: its maximum decisions in flight."""
 RATES_AT = (1, 8, 32, 64, 128)
-"""Decisions in flight for which rates are measured."""
+"""Decisions in flight of the measured rates."""
 
 
 def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs) -> Outcome:
-    """Measure the engine that runs have here by default.
-
-    Args:
-        model: folder of the model.
-        inputs: the run whose rollouts are measured.
-
-    Raises:
-        InputError: `rounds` is below 1.
-    """
+    """Measure the default engine on the rollouts of a run. Raises InputError if `rounds` is below 1."""
     check_rounds(rounds)
     return asyncio.run(_measure(model, inputs, rounds=rounds))
 
@@ -72,7 +64,7 @@ async def _measure(model: Path, inputs: RunInputs, *, rounds: int) -> Outcome:
 
 
 async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rounds: int) -> tuple[dict[str, float], list[Case]]:
-    """Tokens, prefix hits and table times of the rollouts of STEPS steps, and the decisions of the first."""
+    """Tokens, prefix hits and table times over the rollouts of STEPS steps, and the decisions of the first step."""
     steps = []
     for step in range(1, STEPS + 1):
         await engine.forget_prefixes()  # as each new version does in a run
@@ -95,7 +87,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
 
 
 def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
-    """CPU milliseconds of a table, from the legal orders to the engine: the mean over `asked`, the median over the rounds.
+    """CPU milliseconds per table, from the legal orders to the engine: mean over `asked`, median over rounds.
 
     `warm_up` fills the cache of encoded orders. As in a rollout, some forks share tables.
     """
@@ -124,7 +116,7 @@ def gpu_aware_clock() -> float:
 
 
 async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *, rounds: int) -> dict[str, float]:
-    """Decisions a CPU second with 1, 8, 32, 64 and 128 in flight, and the gain from one to 64; each from an empty cache."""
+    """Decisions per CPU second at each of RATES_AT, and the gain from 1 to IN_FLIGHT; each with an empty prefix cache."""
     seconds: dict[int, list[float]] = {in_flight: [] for in_flight in RATES_AT}
     for _ in range(rounds):
         for in_flight, spent in seconds.items():
@@ -143,7 +135,7 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
 
 
 async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -> float:
-    """Wall milliseconds from a written adapter to the first token drawn with it, for a prompt of 200 tokens."""
+    """Wall milliseconds from a written adapter to the first token sampled with it, for a prompt of 200 tokens."""
     from entente.records.policy_version import version_in
     from entente.training.policy import Policy
     from entente.training.settings import TrainingSettings
@@ -160,5 +152,5 @@ async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -
             generation = await engine.generate(request)
             spent.append(1e3 * (time.perf_counter() - began))
             if generation.policy != swapped:
-                raise EngineError(f"published {swapped}, but the engine drew with {generation.policy}")
+                raise EngineError(f"published {swapped}, but the engine sampled from {generation.policy}")
     return median(spent[1:])

@@ -1,4 +1,4 @@
-"""Requests of benchmarks: decisions in forks that random players play, and whole rollouts of a step as a run plays them."""
+"""Requests of benchmarks: decisions in forks of random players, and whole rollouts of a training step."""
 
 import asyncio
 import random
@@ -21,18 +21,18 @@ from state_cache.sampling import sample_start_positions
 
 def played_positions(games: int, seed: int) -> list[Snapshot]:
     """One movement phase of each game of `mover`, from 1902 on."""
-    found = []
+    snapshots = []
     for game in range(games):
         dice, board, first = random.Random(f"decode {seed} {game}"), Board.start(), 1902 + game % 4
         while not board.is_over and (board.phase_type != "M" or board.year < first):
             board.step({power: player("mover")(legal, dice, board) for power, legal in board.legal_orders().items()})
-        found.append(board.snapshot(game_id=f"decode-{game}", seed=game, source="benchmark"))
-    return found
+        snapshots.append(board.snapshot(game_id=f"decode-{game}", seed=game, source="benchmark"))
+    return snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One decision with its own copy of the board."""
+    """One decision, with a copy of the board."""
 
     board: Board
     legal: LegalOrders
@@ -40,9 +40,9 @@ class Case:
 
 
 def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> list[Case]:
-    """The open decisions of all powers in forks of `positions`, in the order of a rollout.
+    """The decisions with a choice of all powers in forks of `positions`, in the order of a rollout.
 
-    Random players play the forks, so they diverge as they would with an untrained policy.
+    With random players, the forks diverge as with an untrained policy.
     """
     live = [(snapshot, fork, Board.restore(snapshot)) for snapshot in positions for fork in range(forks)]
     cases = []
@@ -60,7 +60,6 @@ def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> 
 
 
 def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[GenerationRequest]:
-    """The cases as requests, with the prompts of `tokens`."""
     return [
         GenerationRequest(
             request_id=f"{label}/{number}",
@@ -74,7 +73,7 @@ def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[Gene
 
 
 async def draw(engine: Any, requests: Sequence[GenerationRequest], in_flight: int = 0) -> list[Generation]:
-    """Draw all requests, at most `in_flight` at a time; 0: all at once."""
+    """Generate all requests, at most `in_flight` at a time; 0: all at once."""
     limit = asyncio.Semaphore(in_flight or len(requests))
 
     async def one(request: GenerationRequest) -> Generation:
@@ -89,8 +88,6 @@ async def draw(engine: Any, requests: Sequence[GenerationRequest], in_flight: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """What the rollouts of a run start from."""
-
     positions: Sequence[Snapshot]
     rollouts: RolloutSettings
     seed: int
@@ -98,10 +95,10 @@ class RunInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedStep:
-    """The rollouts of one step. Plies occur in their real proportions."""
+    """The rollouts of one step, with phases in their real proportions."""
 
     cases: list[Case]
-    """Every decision, in the order in which they were asked for."""
+    """Every decision, in the order of the requests."""
     drawn: list[tuple[GenerationRequest, Generation]]
     """In the same order."""
     decisions: int
@@ -110,11 +107,11 @@ class PlayedStep:
 
 @dataclass(slots=True)
 class RecordingEngine:
-    """Passes requests to an engine and keeps them with their generations."""
+    """Records the requests to an engine and their generations."""
 
     engine: Any
     asked: list[GenerationRequest] = field(default_factory=list)
-    """In the order in which they arrived."""
+    """In order of arrival."""
     drawn: dict[str, Generation] = field(default_factory=dict)
     """By request id."""
 
@@ -128,7 +125,7 @@ class RecordingEngine:
 
 
 async def record_step(inputs: RunInputs, step: int, engine: Any, model_tokens: Tokens) -> PlayedStep:
-    """Roll out the start groups of `step`, from 1, as a run does; every decision is kept with its own copy of the board."""
+    """Roll out the start groups of `step`, counted from 1, as a run does."""
     recording: Any = RecordingEngine(engine)
     tokens, rollouts = copy(model_tokens), inputs.rollouts
     cases: list[Case] = []
@@ -142,7 +139,7 @@ async def record_step(inputs: RunInputs, step: int, engine: Any, model_tokens: T
     groups = plan_start_groups(positions, (step - 1) * rollouts.start_groups, rollouts)
     played = await roll_out(groups, {POLICY: PolicyPlayer(recording, tokens)}, rollouts, producer="benchmark", seed=inputs.seed)
     return PlayedStep(
-        # A rollout makes a prompt right before its request, so both lists have the same order.
+        # A rollout encodes a prompt right before its request, so both lists have the same order.
         cases=[replace(case, snapshot_id=asked.snapshot_id) for case, asked in zip(cases, recording.asked, strict=True)],
         drawn=[(request, recording.drawn[request.request_id]) for request in recording.asked],
         decisions=len(decisions_of(played)),

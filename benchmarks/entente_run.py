@@ -1,6 +1,6 @@
-"""`e2e`, and what it needs: `entente train` as a process, the figures of its steps, and the CPU seconds of all its processes.
+"""`e2e`: runs `entente train` as a process, and collects the figures of its steps and the CPU seconds of all its processes.
 
-CPU seconds of the process tree (flow, trainer, server) are read when the line of a step appears in the run's metrics. All other
+It reads the CPU seconds of the process tree (flow, trainer, server) when a step's line appears in the run's metrics. All other
 figures come from the run's files.
 """
 
@@ -31,8 +31,6 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """The figures of a finished run."""
-
     steps: list[dict[str, float]]
     """Metrics of each step."""
     cpu_s: list[float]
@@ -42,12 +40,12 @@ class RunFigures:
     """Policy lag of every trained row."""
 
     def settled(self, name: str) -> list[float]:
-        """A metric of all steps but the first, which warms up."""
+        """A metric of all steps except the first, the warm-up."""
         return [step.get(name, 0.0) for step in self.steps[1:]]
 
     @property
     def cpu_a_step(self) -> float:
-        """Mean CPU seconds of a step over all processes, without the first step."""
+        """Mean CPU seconds per step over all processes, without the first step."""
         return (self.cpu_s[-1] - self.cpu_s[0]) / max(1, len(self.cpu_s) - 1)
 
 
@@ -62,7 +60,7 @@ def run_entente(
     """Run `entente train` to its end.
 
     Args:
-        alone_in: folder to run in with a Prefect database of its own; None: the current folder and this environment's Prefect.
+        alone_in: working directory of a run with a separate Prefect database; None: the current directory and Prefect profile.
 
     Raises:
         TrainingError: the run failed or took too long; the message ends with the last line of its log.
@@ -89,10 +87,10 @@ def run_entente(
 
 @contextmanager
 def short_run(settings: RunSettings, arguments: Sequence[str], steps: int, *more: str) -> Iterator[tuple[RunFigures, RunPaths]]:
-    """Figures and folder of a run of so many steps, which is removed afterwards.
+    """Figures and folder of a run with this number of steps; removes the folder afterwards.
 
     Args:
-        arguments: arguments of `entente train` that give it `settings`; `more` come after them.
+        arguments: arguments of `entente train` equivalent to `settings`; `more` come after them.
     """
     name = f"bench-{os.getpid()}-{time.time_ns()}"
     words = ["--steps", str(steps), "--seed", str(settings.seed), "--evaluation.positions", "2", *more]
@@ -103,11 +101,7 @@ def short_run(settings: RunSettings, arguments: Sequence[str], steps: int, *more
 
 
 def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone: bool) -> tuple[list[str], dict[str, str]]:
-    """Command line and environment of `entente train`, which plans its own threads.
-
-    Args:
-        alone: without this environment's Prefect.
-    """
+    """Command line and environment of `entente train`; `alone`: without this environment's Prefect variables."""
     command = [sys.executable, "-m", "entente.cli.main", "train", "--run", run, "--runs-root", str(runs_root), *arguments]
     unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone else ()))
     environment = {name: value for name, value in os.environ.items() if name not in unset}
@@ -115,7 +109,7 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
 
 
 def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:
-    """CPU seconds of the process tree at each step, until the process ends."""
+    """CPU seconds of the process tree at each step."""
     seen: list[float] = []
     written = _new_lines(metrics)
     while child.poll() is None:
@@ -130,7 +124,7 @@ def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[
 
 
 def _new_lines(file: Path) -> Iterator[list[dict[str, float]]]:
-    """At each call of `next` the complete lines that were added since. The file is read once, however long it grows."""
+    """Yields the complete lines since the last `next`."""
     while not file.exists():
         yield []
     with file.open("rb") as lines:
@@ -145,7 +139,7 @@ def _lines(file: Path) -> list[dict[str, float]]:
 
 
 def tree_cpu_s(root: int) -> float:
-    """CPU seconds of a process and its descendants, including ended children that were waited for."""
+    """CPU seconds of a process and its descendants, including terminated children that were waited for."""
     spent = 0.0
     for process in (parent := psutil.Process(root), *parent.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # the process ended meanwhile
@@ -163,29 +157,28 @@ def _lags(paths: RunPaths) -> list[int]:
 
 
 def bench_e2e(settings: RunSettings, *, rounds: int, steps: int, arguments: Sequence[str]) -> Outcome:
-    """The steps of the whole loop, as `entente train` runs them: `rounds` short runs; a figure is the median of the runs.
+    """The steps of the whole loop: medians over `rounds` short runs of `entente train`.
 
-    The first step of each round warms up and is not counted, nor are start-up, making models and scoring.
+    Excludes the first step of each run, start-up, making models and scoring.
 
     Args:
-        arguments: arguments of `entente train` that give it `settings`.
+        arguments: arguments of `entente train` equivalent to `settings`.
 
     Raises:
-        InputError: there are fewer than one round or three steps.
+        InputError: `rounds` is below 1, or `steps` below 3.
         TrainingError: a run failed.
     """
     if rounds < 1 or steps < 3:
         raise InputError(f"{rounds} rounds of {steps} steps measure nothing: at least 1 round of 3 steps.")
-    found = []
+    runs = []
     for number in range(1, rounds + 1):
         reporter().say(f"e2e round {number} of {rounds}: {steps} steps")
         with short_run(settings, arguments, steps) as (run, _):
-            found.append(figures(run))
-    return Outcome(benchmark="e2e", metrics={name: median(each[name] for each in found) for name in found[0]}, targets={})
+            runs.append(figures(run))
+    return Outcome(benchmark="e2e", metrics={name: median(each[name] for each in runs) for name in runs[0]}, targets={})
 
 
 def figures(run: RunFigures) -> dict[str, float]:
-    """Figures of one run."""
     step_s = mean(run.settled("time/step_s"))
     return {
         "steps_per_hour": 3600 / step_s,

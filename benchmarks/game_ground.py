@@ -1,7 +1,7 @@
 """`game`: the cost of a phase, a fork and a restored position, in median CPU seconds.
 
-Scripted games are played once and their orders recorded. The orders are then played again, so that only legal orders and
-adjudication are measured. The other arm uses the engine's public calls, with legal orders once a phase, and `copy.deepcopy`.
+The benchmark records the orders of scripted games and replays them, to measure only legal orders and adjudication. The baseline
+arm uses the engine's public calls, with legal orders once per phase, and `copy.deepcopy`.
 """
 
 import copy
@@ -14,10 +14,10 @@ from entente.game.players import player
 from entente.telemetry.errors import EngineError, InputError
 
 Notes = list[dict[str, list[str]]]
-"""A recorded game: the orders of each power, phase by phase."""
+"""A recorded game: orders by power, for each phase."""
 
 PLAYERS = ("random", "mover")
-"""Players of the games, in turn."""
+"""Players of alternate games."""
 LAST_YEAR = 1908
 """Last year of a game, which has about 25 phases."""
 TARGETS = {
@@ -56,7 +56,7 @@ def bench_game(*, phases: int = 600, rounds: int = 5, seed: int = 0) -> Outcome:
 
 
 def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
-    """Games of at least `phases` phases in total, each with its orders and the text of its last position."""
+    """Games with at least `phases` phases in total: orders and final position of each."""
     games: list[tuple[Notes, str]] = []
     while sum(len(notes) for notes, _ in games) < phases:
         number = len(games)
@@ -69,7 +69,7 @@ def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
 
 
 def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
-    """CPU seconds of all games on the fast and on the plain path, in turn."""
+    """CPU seconds of all games on the fast and on the plain path, alternating."""
     fast = plain = 0.0
     for notes, end in games:
         fast += _replayed(BoardPath.FAST, notes, end)
@@ -78,7 +78,7 @@ def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
 
 
 def _replayed(path: BoardPath, notes: Notes, end: str) -> float:
-    """CPU seconds to play a recorded game again, with legal orders once a phase."""
+    """CPU seconds to replay a game, with legal orders once per phase."""
     board = Board.start(path=path)
 
     def play() -> None:
@@ -99,7 +99,7 @@ def _position_after(board: Board, notes: Notes) -> Board:
 
 
 def _deepcopy_ms(games: list[tuple[Notes, str]]) -> float:
-    """CPU milliseconds of `copy.deepcopy` for boards on the plain path in the middle of their games."""
+    """CPU milliseconds of `copy.deepcopy` for plain boards from the middle of games."""
     return median(
         median_ms(lambda board=board: copy.deepcopy(board), rounds=1, calls=1)
         for board in (_position_after(Board.start(path=BoardPath.PLAIN), notes[: len(notes) // 2]) for notes, _ in games[:4])
@@ -112,5 +112,5 @@ def _restore_ms(board: Board, rounds: int) -> float:
 
 
 def _text(board: Board) -> str:
-    """The whole position, or the centres at the end of a game."""
+    """The whole position, or the centres after the end of a game."""
     return board.phase + (str(board.centres()) if board.is_over else board.snapshot(game_id="", seed=0, source="").position)

@@ -1,4 +1,4 @@
-"""A run as the input of benchmarks: its model, its positions, and the rows of one of its steps."""
+"""Inputs of benchmarks from a run: its model, its positions, and the rows of one step."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,39 +21,39 @@ from storage.ledger import last_step, read_ledger
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER
 
 STEPS = 3
-"""Steps of a recorded run; the rows are those of the last one."""
+"""Steps of a recorded run; the benchmark uses the rows of the last one."""
 
 
 def model_of(settings: RunSettings) -> Path:
-    """Folder of the model of these settings; the tiny one is made."""
+    """Folder of the model; makes the tiny model if it is missing."""
     if settings.inference.model == TINY:
         return make_tiny_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, prompts=settings.prompts)
     return resolve_model(settings.inference.model)
 
 
 def cache_of(settings: RunSettings) -> StateCache:
-    """The positions of these settings; built now if missing."""
+    """The state cache; builds it if it is missing."""
     root = settings.runs_root / CACHE_FOLDER
-    found = find_cache(root, settings.cache)
-    if found is None:
+    folder = find_cache(root, settings.cache)
+    if folder is None:
         train, held_out = build(settings.cache, lambda done, wanted: reporter().stage("positions", done, wanted))
-        found = write_cache(root, settings.cache, train, held_out)
-    return open_cache(found, settings.cache)
+        folder = write_cache(root, settings.cache, train, held_out)
+    return open_cache(folder, settings.cache)
 
 
 def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch, np.ndarray]:
-    """Train STEPS steps with these settings, and return the rows of the last one with their advantages, float32 [rows].
+    """Train STEPS steps, and return the rows of the last one with their advantages, float32 [rows].
 
     Args:
-        arguments: arguments of `entente train` that give it `settings`.
+        arguments: arguments of `entente train` equivalent to `settings`.
 
     Raises:
-        TrainingError: the run failed, or its last step had nothing to train on.
+        TrainingError: the run failed, or its last step had no rows.
     """
     with short_run(settings, arguments, STEPS) as (_, paths):
         index = open_index(paths, settings.storage)
         rows = read_ledger(paths, last_step(paths))
         if rows is None or not rows.num_rows:
-            raise TrainingError("the last step of the recorded run had no rows: give another --seed")
+            raise TrainingError("the last step of the recorded run had no rows: choose another --seed")
         batch = index.gather(rows)
         return batch, advantages_of(batch.returns, batch.advantage_groups, settings.training)

@@ -1,7 +1,6 @@
 """The outcome of a benchmark (figures, targets, machine), and the clocks of the benchmarks.
 
-Every target has a figure of its name: a figure that was not measured, or of less work than its name says, has no target. The
-caller decides whether a missed target is a failure.
+Targets apply only to figures that were measured at full scale. The caller decides whether a missed target is a failure.
 """
 
 import time
@@ -22,29 +21,24 @@ class Target:
     at_most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """True if `value` is within the bounds; False for NaN."""
+        """False for NaN."""
         above = self.at_least is None or value >= self.at_least
         return above and (self.at_most is None or value <= self.at_most) and value == value
 
     def as_object(self) -> dict[str, float]:
-        """The bounds that are set, by name."""
         return {name: bound for name in ("at_least", "at_most") if (bound := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Figures of one benchmark."""
-
     benchmark: str
     """Name of the command: `entente bench NAME`."""
     metrics: Mapping[str, float]
     """Figure by name; the last word of a name is its unit."""
     targets: Mapping[str, Target]
-    """Bounds of some of the figures."""
 
     @property
     def ok(self) -> bool:
-        """True if every target holds."""
         return all(target.holds(self.metrics[name]) for name, target in self.targets.items())
 
     def as_object(self) -> dict[str, Any]:
@@ -59,11 +53,6 @@ class Outcome:
 
 
 def check_rounds(rounds: int) -> None:
-    """Check that something is measured.
-
-    Raises:
-        InputError: `rounds` is below 1.
-    """
     if rounds < 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
 
@@ -76,22 +65,17 @@ def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.pro
 
 
 def waited(work: Callable[[], Any]) -> tuple[float, Any]:
-    """As `timed`, in wall seconds, for work that waits for a disk."""
+    """`timed` in wall seconds, for disk-bound work."""
     return timed(work, lambda: time.perf_counter())
 
 
-def require_found(found: object, what: str) -> None:
-    """Check that measured work had a result.
-
-    Raises:
-        DataError: `found` is false.
-    """
-    if not found:
+def require_found(result: object, what: str) -> None:
+    """Raises DataError if the measured work had no result."""
+    if not result:
         raise DataError(f"the benchmark did not find {what}, so its time would mean nothing: report this")
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of `work`."""
     return timed(work)[0]
 
 

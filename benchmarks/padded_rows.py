@@ -1,7 +1,7 @@
-"""Padded rows, the oracle of the packed forward: every row for itself, over the whole head, with each legal set written out.
+"""Padded rows, the reference implementation of the packed forward: each row separately, with the whole head and a full mask.
 
-It shares no code with the forward that trains, and is several times slower. Only tests and measurements use it: a run compares
-its packed forward with the engine.
+It shares no code with the packed forward, and is several times slower. Only tests and benchmarks use it; a run compares its
+packed forward with the engine.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,21 +21,20 @@ TOLERANCES = {
     ("cpu", "bfloat16"): (0.02, 0.1),
     ("cuda", "bfloat16"): (0.05, 0.2),
 }
-"""By device and dtype, the largest `differences`. In float32 on a CPU a tiny model rounds to 1e-6 of the gradient, the 30 blocks
-of SmolLM2 to 1.1e-5. In bfloat16 the two forwards round differently: 1e-4 and 2e-2 are usual for a small model, more for a deep
-one."""
+"""Maximum `differences` by device and dtype. In float32 on a CPU the gradient error is 1e-6 for a tiny model, 1.1e-5 for the 30
+blocks of SmolLM2. In bfloat16 1e-4 and 2e-2 are typical for a small model, more for a deep one."""
 ROWS_EACH = 32
-"""Rows of a forward."""
+"""Rows per forward."""
 Logprobs = tuple[np.ndarray, Tensor]
 """Branching tokens: int64 [B], their completion positions in the batch; float32 [B], their log-probabilities, with gradient."""
 
 
 def differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget: int = 4096) -> tuple[float, float]:
-    """How far packed micro-batches of `rows` are from padded rows, in a mean of log-probabilities in which each token has another
-    weight: with equal weights, swapped tokens would not be noticed.
+    """Difference between packed micro-batches and padded rows, in a weighted mean of log-probabilities. Each token has a
+    different weight, because equal weights would hide swapped tokens.
 
     Returns:
-        The difference of the mean, nats per branching token; and of its gradient, the norm over that of the padded one.
+        Absolute difference of the mean, nats per branching token; relative error of its gradient.
     """
     micro_batches = plan(batch, rows, token_budget)
     packed = ((micro.completion_index, policy.masked_logprobs(micro)["chosen"]) for micro in micro_batches)
@@ -58,15 +57,15 @@ def _weighted_mean(policy: Policy, parts: Iterable[Logprobs]) -> tuple[float, Te
 
 
 def padded_logprobs(policy: Policy, batch: Batch, rows: Sequence[int]) -> Iterator[Logprobs]:
-    """The branching tokens of `rows`, a forward of `ROWS_EACH` rows at a time, in order."""
+    """The branching tokens of `rows`, in order; `ROWS_EACH` rows per forward."""
     causal: Any = policy.model.base_model.model
     for first in range(0, len(rows), ROWS_EACH):
         some = rows[first : first + ROWS_EACH]
         ids, mask = (torch.from_numpy(values).to(policy.device) for values in pad(batch, some))
-        found = [token for number, row in enumerate(some) for token in _branching_tokens(batch, number, row)]
-        if not found:
+        tokens = [token for number, row in enumerate(some) for token in _branching_tokens(batch, number, row)]
+        if not tokens:
             continue
-        index, number, position, legal = zip(*found, strict=True)
+        index, number, position, legal = zip(*tokens, strict=True)
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=causal.lm_head.weight.dtype == torch.bfloat16):
             states = causal.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             logits = causal.lm_head(states[number, np.array(position) - 1]).float()
@@ -89,7 +88,7 @@ def _branching_tokens(batch: Batch, number: int, row: int) -> Iterator[tuple[int
 
 
 def pad(batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows padded on the right with 0: token ids, int64 [rows, longest], and their mask, 0 for padding."""
+    """Right-padded token ids, int64 [rows, longest], and their mask, 0 for padding."""
     lengths = np.diff(batch.input_offsets)[list(rows)]
     ids = np.zeros((len(rows), int(lengths.max())), np.int64)
     mask = np.zeros_like(ids)

@@ -1,8 +1,8 @@
 """`storage`: the time to choose, gather, publish and open rows.
 
-Times are medians, in CPU seconds of all threads, so that other work on the machine does not count. Publishing and ledgers wait
-for the disk and are measured by wall time. An empty result is an error. Arms of a ratio take turns in one run. Files are in the
-page cache; cold disks and network file systems are not measured.
+Times are medians in CPU seconds of all threads, so that other processes do not matter; those of publishing and ledgers, which are
+disk-bound, are wall seconds. An empty result is an error. Arms of a ratio alternate in one run. Files are in the page cache: the
+benchmark does not cover cold disks and network file systems.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ from storage.settings import StorageSettings
 from storage.shards import publish_shard
 
 STEP_SHARDS = 12
-"""Start groups of a step, each in its own shard: 504 rows."""
+"""Start groups of a step, one per shard: 504 rows."""
 GATHERED_SHARDS = 64
 STORAGE = StorageSettings(max_policy_lag=16)
 TARGETS = {
@@ -32,11 +32,11 @@ TARGETS = {
     "ledger_ms": Target(at_most=15.0),
 }
 _AT_ANY_SCALE = {"attach_ms", "ledger_ms"}
-"""Figures of a shard or of a step, which have the same size at every scale."""
+"""Figures of one shard or step, independent of the scale."""
 
 
 def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
-    """Measure all figures. A `scale` below 1 makes smaller runs, so that most figures have no target.
+    """Measure all figures. With a `scale` below 1 the runs are smaller, and most figures have no target.
 
     Raises:
         InputError: `rounds` is below 1, or `scale` is not between 0.005 and 1.
@@ -52,7 +52,7 @@ def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Out
 
 
 def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Choosing the rows of a step with a history of 10,000 and of a million rows, most of them beyond the staleness budget."""
+    """Selection of a step with a history of 10,000 and of a million rows, most of them beyond the staleness budget."""
     few = run_with_history(folder / "few", round(1e4 * scale), shard_groups=1, seed=seed)
     many = run_with_history(folder / "many", round(1e6 * scale), shard_groups=100, seed=seed)
     for paths in (few, many):
@@ -75,7 +75,7 @@ def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, f
 
 
 def run_with_history(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
-    """A run of so many rows of one token each, with `shard_groups` start groups in a shard."""
+    """A run with `rows` rows of one token each, and `shard_groups` start groups per shard."""
     paths = RunPaths(root).create()
     groups = max(rows // ROWS_PER_START_GROUP, 2)
     for first in range(0, groups, shard_groups):
@@ -85,7 +85,7 @@ def run_with_history(root: Path, rows: int, *, shard_groups: int, seed: int) -> 
 
 
 def use_some_rows(paths: RunPaths) -> None:
-    """Record four of ten advantage groups as trained on, as in a run after many steps."""
+    """Mark 40 % of the advantage groups as trained, as in a run after many steps."""
     index = open_index(paths)
     names = ", ".join(f'"{name}"' for name in ROWS_SCHEMA.names if name not in ("policy_lag", "advantage_group"))
     rows = index.connection.sql(
@@ -97,16 +97,11 @@ def use_some_rows(paths: RunPaths) -> None:
 
 
 def _choose(index: Index, step: int) -> tuple[pa.Table, dict[str, int]]:
-    """The rows of a step by the newest version of a run with a history."""
     return index.select_batch(VERSIONS + step, policy_version=VERSIONS - 1, start_groups=STEP_SHARDS)
 
 
 def opened(index: Index) -> Index:
-    """The index, filled.
-
-    Raises:
-        DataError: there was nothing to read, or it was damaged.
-    """
+    """The refreshed index. Raises DataError if there are no rows, or damaged ones."""
     require_found(index.refresh(), "decisions of a run")
     require_found(not index.refused, "shards that are whole")
     return index
@@ -116,7 +111,7 @@ def opened(index: Index) -> Index:
 
 
 def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Real shards with tokens, one start group each: attaching, ledgers and gathering."""
+    """Attaching, ledgers and gathering of shards with tokens, one start group each."""
     paths = RunPaths(folder / "run").create()
     index = open_index(paths)
     attach = []
@@ -153,6 +148,6 @@ def rows_of(index: Index) -> pa.Table:
 
 
 def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
-    """STEP_SHARDS whole start groups, as a step chooses them; other ones in every round."""
+    """STEP_SHARDS whole start groups, different in every round."""
     groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
     return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))

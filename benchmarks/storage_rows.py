@@ -1,8 +1,8 @@
 """Random rows for the storage benchmark, with the sizes of real rollouts.
 
-A prompt has 440 tokens (deviation 60), a completion 24 (8); ids have the frequencies of words. The forks of a start group share
-the prompt of each power. A start group is at most three policy versions behind the newest one. Rows of a long history have one
-token and are made as columns, so that a million of them take seconds.
+A prompt has 440 tokens (standard deviation 60), a completion 24 (8); ids follow Zipf's law. The forks of a start group share the
+prompt of each power. A start group lags at most three policy versions. Rows of a long history have one token and are built as
+columns: a million take seconds.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ _SAME: dict[str, Any] = {
     "ended": "horizon",
     "orders_rejected": 0,
 }
-"""Values that all rows share."""
+"""Values common to all rows."""
 _ONE_TOKEN: dict[str, Any] = {
     "input_ids": [7],
     "prompt_len": 1,
@@ -40,23 +40,23 @@ _ONE_TOKEN: dict[str, Any] = {
     "legal_offsets": [0],
     "orders": ["A PAR - BUR"],
 }
-"""Lists of a row of a history."""
+"""List columns of a row of a history."""
 
 
 def decisions_of(start_groups: range, seed: int) -> list[Decision]:
-    """All decisions of these start groups in one phase, with tokens."""
+    """All decisions of these start groups in one phase."""
     rng = np.random.default_rng([seed, start_groups.start])
     made = []
     for start_group in start_groups:
         prompts = {power: _token_ids(rng, _around(rng, 440, 60)) for power in POWERS}
-        for fork in range(FORKS):  # fork by fork, as in a rollout: rows of one advantage group are apart
+        for fork in range(FORKS):  # fork by fork, as in a rollout: rows of one advantage group are not adjacent
             for power, prompt in prompts.items():
                 made.append(_decision(rng, prompt, start_group, fork, power))
     return made
 
 
 def plies_of(start_groups: range) -> list[Ply]:
-    """One small ply for each fork."""
+    """One row for each fork."""
     texts = {"position": "{}", "orders": "{}", "results": "{}"}
     return [
         Ply(start_group=group, fork=fork, ply=0, phase=_PHASE, snapshot_id=f"{group:016x}", **texts)
@@ -66,7 +66,7 @@ def plies_of(start_groups: range) -> list[Ply]:
 
 
 def history(start_groups: range, all_groups: int, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Decisions and plies of these start groups of a run with `all_groups`, whose versions grow from 0 to VERSIONS - 1."""
+    """Decisions and plies of these start groups of a run with `all_groups` and versions from 0 to VERSIONS - 1."""
     rng, groups = np.random.default_rng([seed, start_groups.start]), np.array(start_groups, np.int64)
     n = len(groups) * ROWS_PER_START_GROUP
     newest = groups * (VERSIONS - 1) // max(1, all_groups - 1)
@@ -94,7 +94,7 @@ def history(start_groups: range, all_groups: int, seed: int) -> tuple[pa.Table, 
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
-    """A table of the schema; missing columns get one value for all rows."""
+    """A table of the schema; missing columns get a constant."""
     n = len(columns["start_group"])
     same = _SAME | (_ONE_TOKEN if schema is DECISION_SCHEMA else dict.fromkeys(("position", "orders", "results"), "{}"))
     filled = [
@@ -105,7 +105,7 @@ def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
 
 
 def _ids(numbers: np.ndarray) -> pa.Array:
-    """Each number as an id. An id is made once, because ten million Python texts take a gigabyte."""
+    """Numbers as id strings. Formats each distinct number once, because ten million Python strings take a gigabyte."""
     distinct, place = np.unique(numbers, return_inverse=True)
     return pa.array([f"{number:016x}" for number in distinct.tolist()]).take(pa.array(place))
 

@@ -1,10 +1,10 @@
-"""`trainer`: the cost of our training step beside the old one, and a check that packed and padded rows have one gradient.
+"""`trainer`: the cost of our training step against the old one, and a check that packed and padded rows have the same gradient.
 
-Rows of a laptop run come first, then made-up ones. Arms take turns in one process on one thread, in CPU seconds; a figure is the
-median of the rounds' ratios, after a warm-up. Each arm includes everything from a batch to its gradient: ours plans, packs,
-computes losses and gauges. The optimiser's step is in neither arm. The old step neither recomputes activations nor computes the
-divergence from the base, as ours by default.
-Exactness compares packed with padded rows of our step, in float32. `entente smoke --only training-step` measures on a GPU.
+It measures rows of a laptop run, then synthetic rows. Arms alternate in one process on one thread, in CPU seconds; a figure is
+the median ratio over the rounds, after a warm-up. Each arm includes everything from a batch to its gradient, but not the
+optimiser's step; ours includes planning, packing, losses and metrics. Neither arm recomputes activations or computes the KL
+divergence from the base. Exactness compares packed with padded rows in float32. `entente smoke --only training-step` measures on
+a GPU.
 """
 
 import gc
@@ -50,19 +50,16 @@ TARGETS = {
 RECORDED = "recorded"
 """The measurement on rows of a laptop run."""
 CHECKS = ("exactness", "planner")
-"""Measurements other than the times of a step."""
+"""Measurements without step times."""
 PROCESSES = "two_processes"
-"""Measured only if it is named, because it wants two free cores."""
+"""Opt-in, because it needs two free cores."""
 
 
 def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
-    """Check the arguments of `bench_trainer`.
-
-    Args:
-        model: `inference.model` of the run whose rows are recorded.
+    """Check the arguments of `bench_trainer`; `model` is `inference.model`.
 
     Raises:
-        InputError: `repeats` is below 1, a name in `only` is unknown, or rows would be recorded with a model that is not tiny.
+        InputError: `repeats` is below 1, a name in `only` is unknown, or the recorded run has another model than the tiny one.
     """
     known = (RECORDED, *CASES, *CHECKS, PROCESSES)
     check_rounds(repeats)
@@ -83,13 +80,13 @@ def bench_trainer(
     seed: int = 0,
     model: Path | None = None,
 ) -> Outcome:
-    """Measure with tiny models, or, with `model` only, the step of that model.
+    """Measure with tiny models, or, with `model`, only the step of that model.
 
     Args:
-        model: folder of a model whose step is measured beside the machine's matrix rate (`rate_figures`).
-        settings: settings of the run whose rows are recorded.
-        arguments: arguments of `entente train` that give it `settings`.
-        only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; all but the second if none is given.
+        settings: settings of the recorded run.
+        arguments: arguments of `entente train` equivalent to `settings`.
+        only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; empty: all except "two_processes".
+        model: folder of a model for `rate_figures`.
 
     Raises:
         InputError: see `check_wanted`.
@@ -124,7 +121,6 @@ def bench_trainer(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -134,7 +130,7 @@ def one_thread() -> Iterator[None]:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """CPU seconds of `work`, without collecting earlier garbage."""
+    """CPU seconds of `work`, after a garbage collection."""
     gc.collect()
     began = time.process_time()
     work()
@@ -142,7 +138,7 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
-    """The step on the rows that a laptop run trained on, with the run's tiny model, advantages and number of updates."""
+    """The step on the rows of a laptop run, with its tiny model, advantages and number of updates."""
     batch, advantages = record_rows(settings, arguments)
     batch = replace(batch, returns=advantages.astype(np.float64))
     training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0})
@@ -151,8 +147,8 @@ def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats
 
 
 def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
-    """Unique tokens a second by the clock of a trainer of two processes over one, each with one thread, in runs that take turns
-    with their rollouts.
+    """Unique tokens per wall second of a trainer with two processes over one process, each with one thread, without overlap with
+    rollouts.
     """
     ratios = []
     for number in range(repeats):
@@ -167,7 +163,7 @@ def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repe
 
 
 def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:
-    """The step on the made-up rows of `CASES[name]`."""
+    """The step on the synthetic rows of `CASES[name]`."""
     shape = TINY_32K if name.endswith("32k") else TINY
     batch, warm_up = (
         made_up_batch(case, vocabulary=shape.vocabulary, seed=seed) for case in (CASES[name], Case(positions=1, forks=2))
@@ -176,7 +172,7 @@ def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:
 
 
 def speedups(name: str, steps: Steps, batch: Batch, warm_up: Batch, *, repeats: int) -> dict[str, float]:
-    """CPU seconds of the old step over ours, and the share of the batch's tokens that our step computes."""
+    """CPU seconds of the old step over ours, and the share of the batch's tokens that ours computes."""
     arms = {"ours": steps.ours(), "old": steps.old()}
     for step in arms.values():
         step(warm_up)
@@ -190,12 +186,11 @@ def speedups(name: str, steps: Steps, batch: Batch, warm_up: Batch, *, repeats: 
 
 
 def unique_tokens(batch: Batch, updates: Iterable[Sequence[int]]) -> int:
-    """Unique tokens of the micro-batches of all updates."""
     return sum(micro.tokens for rows in updates for micro in plan(batch, rows, CPU_TOKENS))
 
 
 def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float:
-    """CPU seconds of planning over those of our whole step."""
+    """CPU seconds of planning over those of the whole step."""
     batch, step, shares = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed), random_steps(shape).ours(), []
     step(batch)
     for _ in range(repeats):
@@ -205,23 +200,23 @@ def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float
 
 
 def exactness(case: Case, shape: Shape, *, seed: int) -> dict[str, float]:
-    """`differences` between packed and padded rows, in float32."""
     policy, batch = random_steps(shape).policy, made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
     loss, gradient = differences(policy, batch, range(case.rows))
     return {"loss_diff": loss, "grad_rel_error": gradient}
 
 
 def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:
-    """`trainer --model`: our step beside the rate at which this machine multiplies matrices of the model's shapes.
+    """`trainer --model`: FLOPs utilisation of our step, relative to matrix products of the model's shapes on this machine.
 
         rate share = u (4 B + 6 A) / t  over  rate
 
-    u   unique tokens of the step: a forward and a backward to the activations through the linear layers of the base (2 B
-        operations each), and the adapter's forward, backward to the activations and backward to its weights (2 A each)
+    u   unique tokens of the step: forward, and backward to the activations, through the linear layers of the base (2 B FLOPs
+        each); forward, backward to the activations and backward to the weights of the adapter (2 A each)
     B   weights of the base's linear layers; A weights of the adapter; t CPU seconds of the step on one thread
 
-    The rows are made up: one position, seven powers, six forks each. The rate is measured in turn with the step, with as many
-    rows as a micro-batch has tokens. Attention scores, norms, the head and planning count as nothing done: no program reaches 1.
+    The rows are synthetic: one position, seven powers, six forks each. Measurements of rate and step alternate; the products have
+    as many rows as a micro-batch has tokens. Attention scores, norms, the head and planning are not counted as FLOPs, so the
+    maximum is below 1.
     """
     sizes, settings = read_architecture(model), TrainingSettings(device="cpu")
     batch = made_up_batch(CASES["trie"], vocabulary=Codec(model).vocabulary_size, seed=seed)

@@ -1,10 +1,10 @@
 """Both arms of the trainer benchmarks on one policy: our training step, and that of the system that Entente replaced.
 
-The old step was written from measurements and a list of features; no code was copied. Rows are padded, four at a time, with a
-log-softmax over the whole vocabulary at every position, prompt and padding included, and a clipped ratio over the completion. The
-old system requested gradient checkpointing but left the model in evaluation mode, where transformers ignores it. The loss is that
-of the unmasked policy, so its gradient differs from ours. Cheaper than the original: no reference model, no top-100 entropy of
-every position, ratios by token instead of sequence, no dropout.
+The old step is a reimplementation from measurements and a list of features, without copied code. It pads four rows at a time, and
+computes a log-softmax over the whole vocabulary at every position, including prompt and padding, and a clipped ratio over the
+completion. The old system requested gradient checkpointing but left the model in evaluation mode, where transformers ignores it.
+The loss is that of the unmasked policy, so its gradient differs from ours. It is cheaper than the original: no reference model,
+no top-100 entropy of every position, ratios by token instead of sequence, no dropout.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,21 +22,19 @@ from entente.training.update import Updater, share_rows
 from storage.gather import Batch
 
 Step = Callable[[Batch], float]
-"""Zeroes the gradient, runs forward and backward over a batch, and returns the loss. It does not step the optimiser."""
+"""Zeroes the gradient, runs forward and backward over a batch, and returns the loss. Does not step the optimiser."""
 OLD_ROWS_EACH = 4
-"""Rows in a forward of the old step."""
+"""Rows per forward of the old step."""
 OLD_CLIP = 0.2
 
 
 class Steps:
-    """Both steps of one policy."""
-
     def __init__(self, policy: Policy, settings: TrainingSettings) -> None:
         self.policy, self.settings = policy, settings
         stir_adapter(policy.parameters())
 
     def ours(self, **settings: Any) -> Step:
-        """Our step. `settings` replace training settings."""
+        """Our step; `settings` override training settings."""
         chosen = self.settings.model_copy(update=settings)
         updater = Updater(self.policy, chosen)
 
@@ -49,7 +47,7 @@ class Steps:
         return step
 
     def old(self) -> Step:
-        """The old step: its loss is a mean over completion tokens."""
+        """The old step; its loss is a mean over completion tokens."""
         model = self.policy.model
 
         def step(batch: Batch) -> float:
@@ -69,24 +67,23 @@ class Steps:
 
 
 def random_steps(shape: Shape) -> Steps:
-    """Both steps of a model with random weights, on a CPU."""
+    """The arms on a CPU model with random weights."""
     settings = TrainingSettings(device="cpu")
     return Steps(Policy(model_of(shape), settings), settings)
 
 
 def gradient_of(parameters: Iterable[torch.nn.Parameter]) -> np.ndarray:
-    """The gradients as one vector in float64."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
 
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:
-    """The rows of each update of a step, as `Updater.updates` splits them: prefixes are shared within an update only."""
+    """The rows of each update of a step, as in `Updater.updates`; rows share prefixes only within an update."""
     return [rows for rows in share_rows(batch, settings.updates_per_step) if rows]
 
 
 def advantages_of(batch: Batch) -> np.ndarray:
-    """float32 [rows]: the returns, which are not zero, so every row has a gradient."""
+    """float32 [rows]: the returns, which are nonzero, so that every row has a gradient."""
     return batch.returns.astype(np.float32)
 
 
@@ -99,7 +96,7 @@ def _old_loss(model: Any, rows: dict[str, Tensor]) -> Tensor:
 
 
 def _padded(batch: Batch, rows: Sequence[int], device: torch.device) -> dict[str, Tensor]:
-    """Rows padded on the right; columns of next tokens are one shorter."""
+    """Right-padded rows; columns of next tokens are one shorter."""
     ids, mask = pad(batch, rows)
     behaviour, completion = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
     for here, row in enumerate(rows):

@@ -1,7 +1,7 @@
-"""Data of the trainer benchmarks: random models of a given shape, and random batches like those of rollouts.
+"""Data of the trainer benchmarks: random models, and random batches like those of rollouts.
 
-All forks of a prompt draw their completions from one tree of legal tokens: a third of the tokens branch, between 3.4 ids on
-average, and the others are forced. Forks therefore share the beginnings of their completions, as in real rollouts.
+All forks of a prompt sample their completions from one tree of legal tokens: a third of the tokens branch, with 3.4 ids on
+average, and the others are forced. Forks therefore share prefixes of their completions, as in real rollouts.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 from storage.gather import Batch
 
 BRANCHING_SHARE = 1 / 3
-"""Share of branching completion tokens: 9.7 of 28.6 in random play."""
+"""Proportion of branching completion tokens: 9.7 of 28.6 in random play."""
 LEGAL_MEAN = 3.4
 """Mean size of a branching legal set."""
 LEGAL_MOST = 18
@@ -27,22 +27,21 @@ class Case:
 
     positions: int
     forks: int
-    """Decisions that share a prompt and an advantage group."""
+    """Decisions per prompt and advantage group."""
     powers: int = 1
-    """Prompts for each position."""
+    """Prompts per position."""
     rules: int = 0
-    """Prompt tokens that all positions share."""
+    """Prompt tokens common to all positions."""
     board: int = 0
-    """Prompt tokens that the powers of a position share."""
+    """Prompt tokens common to the powers of a position."""
     own: int = 440
-    """Prompt tokens that only the forks of a power share."""
+    """Prompt tokens common only to the forks of a power."""
     completion: int = 24
     spread: float = 0.0
-    """Lengths of `own` and `completion` vary uniformly by up to this share."""
+    """Relative half-width of the uniform distribution of the lengths of `own` and `completion`."""
 
     @property
     def rows(self) -> int:
-        """Decisions."""
         return self.positions * self.powers * self.forks
 
 
@@ -52,11 +51,11 @@ CASES = {
     "masked_32k": Case(positions=2, forks=6),
     "trie": Case(positions=1, powers=7, forks=6, rules=150, board=230, own=60),
 }
-"""Batches for the time of a step, by the last word of the figure."""
+"""Batches for step times, by suffix of the figure."""
 
 
 def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
-    """A batch of `case`, the same for the same seed; the rows of a group are consecutive."""
+    """A batch of `case`, determined by the seed; the rows of a group are consecutive."""
     rng = np.random.default_rng(seed)
     rules = rng.integers(0, vocabulary, case.rules)
     prompts, completions, legal = [], [], []
@@ -89,14 +88,14 @@ def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
 
 
 class _LegalTree:
-    """Random legal ids for each beginning of a completion, made on demand."""
+    """Random legal ids for each prefix of a completion, generated lazily."""
 
     def __init__(self, rng: np.random.Generator, vocabulary: int) -> None:
         self._rng, self._vocabulary = rng, vocabulary
         self._sets: dict[tuple[int, ...], np.ndarray] = {}
 
     def walk(self, length: int) -> tuple[list[int], list[np.ndarray]]:
-        """`length` drawn ids and the legal set of each."""
+        """`length` sampled ids and their legal sets."""
         drawn: list[int] = []
         sets = []
         for _ in range(length):
@@ -120,7 +119,7 @@ def _about(rng: np.random.Generator, length: int, spread: float) -> int:
 
 
 def offsets_of(lengths: Sequence[int]) -> np.ndarray:
-    """int64 [len(lengths) + 1]: where each row begins in a flat array, and the end of the last."""
+    """int64 [len(lengths) + 1]: start of each row in a flat array, and the end of the last."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 
@@ -129,8 +128,6 @@ def offsets_of(lengths: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder."""
-
     family: str
     """"qwen2" or "qwen3"."""
     hidden: int
@@ -141,7 +138,7 @@ class Shape:
     intermediate: int
     vocabulary: int
     tied: bool = False
-    """The head shares the weights of the embedding."""
+    """Whether the head shares the weights of the embedding."""
 
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -151,10 +148,10 @@ TINY_32K = replace(TINY, vocabulary=32_768)
 
 
 def model_of(shape: Shape) -> Any:
-    """A model of random weights, made without files; the same for the same shape.
+    """A model with random weights, determined by the shape.
 
-    Weights are normal with deviation 0.02. Those of the head are smaller, so that legal tokens are about equally probable and the
-    ratio to the behaviour logprobs of `made_up_batch` is near 1, as in a run.
+    Weights are normal with standard deviation 0.02. Those of the head are smaller, so that legal tokens are about equally
+    probable and the ratio to the behaviour logprobs of `made_up_batch` is near 1, as in a run.
     """
     config = CONFIGS[shape.family](
         vocab_size=shape.vocabulary,
@@ -180,7 +177,7 @@ def model_of(shape: Shape) -> Any:
 
 
 def stir_adapter(parameters: Sequence[torch.nn.Parameter], seed: int = 1) -> None:
-    """Add noise to a new adapter, whose matrix B and half of whose gradient would otherwise be zero."""
+    """Add noise to a new adapter: its B is zero, and with it the gradient of A."""
     generator = torch.Generator(device=parameters[0].device).manual_seed(seed)
     with torch.no_grad():
         for parameter in parameters:

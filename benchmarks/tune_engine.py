@@ -1,7 +1,7 @@
-"""The tuner: which engine settings draw the most decisions here, with an adapter on, within limits of latency and cache hits.
+"""The tuner: finds the engine settings with the highest decision rate, with an adapter, within limits of latency and cache hits.
 
-Each candidate plays the same start groups of a run in a process of its own (`benchmarks/tuning_candidate.py`), so a crash
-or a hang is a row with its reason.
+Each candidate plays the same start groups of a run in a separate process (`benchmarks/tuning_candidate.py`), so a crash or a hang
+is a row with its reason.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from entente.telemetry.setting_marks import Settings
 TUNING_FOLDER = "_tuning"
 """Folder under `runs_root`."""
 NOISE = 0.05
-"""Smallest gain that counts, even if all passes agree."""
+"""Minimum relative gain, even if all passes agree."""
 
 Figures = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ class TuneSettings(Settings):
 
 
 AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share")
-"""Settings that are varied."""
+"""The varied settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,15 @@ class Candidate:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The value of each axis."""
         return {name: getattr(self.settings, name) for name in AXES}
 
     def label(self, varied: Sequence[str]) -> str:
-        """The values of the `varied` axes as text."""
         words = " ".join(f"{name} {self.values[name]}" for name in varied)
         return f"{words or 'the current settings'}{' (current)' if self.current and words else ''}"
 
 
 def candidates_of(settings: RunSettings, tuning: TuneSettings) -> list[Candidate]:
-    """The current settings, then the grid.
-
-    Raises:
-        InputError: settings contradict each other.
-    """
+    """The current settings, then the grid. Raises InputError if settings contradict each other."""
     base = settings.inference.model_copy(update={"urls": ()})
     check_settings(settings.model_copy(update={"inference": base}))
     candidates = [Candidate(settings=base, current=True)]
@@ -98,8 +92,8 @@ def varied_axes(candidates: Sequence[Candidate]) -> list[str]:
 async def measure_candidates(
     settings: RunSettings, tuning: TuneSettings, candidates: Sequence[Candidate], folder: Path
 ) -> tuple[dict[Candidate, Figures], dict[Candidate, ChildResult]]:
-    """Measure the candidates one after another; returns the figures, and how the others failed. Logs lie in `folder`."""
-    found, failed, varied = dict[Candidate, Figures](), dict[Candidate, ChildResult](), varied_axes(candidates)
+    """Measure the candidates sequentially; returns the figures, and the failures. Writes logs to `folder`."""
+    measured, failed, varied = dict[Candidate, Figures](), dict[Candidate, ChildResult](), varied_axes(candidates)
     for number, candidate in enumerate(candidates, 1):
         job = {
             "run": str(settings.paths.root.resolve()),
@@ -112,47 +106,47 @@ async def measure_candidates(
         if child.answer is None:
             failed[candidate] = child
         else:
-            found[candidate] = child.answer
+            measured[candidate] = child.answer
         words = f"{child.answer['decisions_per_s']:,.1f} decisions/s" if child.answer else f"failed: {child.why}"
         reporter().say(f"{number} of {len(candidates)}  {candidate.label(varied)}: {words}")
-    return found, failed
+    return measured, failed
 
 
 def misses(figures: Figures, tuning: TuneSettings) -> str:
-    """The violated limits in words; empty if the candidate holds both."""
-    found, latency, hit = [], figures["latency_ms_p99"], figures["cache_hit"]
+    """The violated limits in words; empty if there are none."""
+    reasons, latency, hit = [], figures["latency_ms_p99"], figures["cache_hit"]
     if latency > tuning.max_latency_ms:
-        found.append(f"its P99 latency of {latency:,.0f} ms exceeds max_latency_ms {tuning.max_latency_ms:,.0f}")
+        reasons.append(f"its P99 latency of {latency:,.0f} ms exceeds max_latency_ms {tuning.max_latency_ms:,.0f}")
     if hit < tuning.min_cache_hit:
-        found.append(f"its cache hit share of {hit:.3f} is below min_cache_hit {tuning.min_cache_hit:g}")
-    return " and ".join(found)
+        reasons.append(f"its cache hit share of {hit:.3f} is below min_cache_hit {tuning.min_cache_hit:g}")
+    return " and ".join(reasons)
 
 
-def choose(found: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Candidate | None, str]:
+def choose(measured: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Candidate | None, str]:
     """The fastest candidate within the limits, or None; and the reason in a sentence.
 
-    The current settings stay unless another candidate is faster by more than the passes of either differ.
+    Keeps the current settings unless another candidate is faster by more than the spread of the passes of either.
     """
-    if not found:
+    if not measured:
         return None, "no candidate could be measured"
-    holding = [each for each, figures in found.items() if not misses(figures, tuning)]
+    holding = [each for each, figures in measured.items() if not misses(figures, tuning)]
     if not holding:
-        fastest = max(found, key=lambda each: found[each]["decisions_per_s"])
-        return None, f"no candidate holds the constraints; of the fastest, {misses(found[fastest], tuning)}"
-    best = max(holding, key=lambda each: found[each]["decisions_per_s"])
+        fastest = max(measured, key=lambda each: measured[each]["decisions_per_s"])
+        return None, f"no candidate satisfies the constraints; of the fastest, {misses(measured[fastest], tuning)}"
+    best = max(holding, key=lambda each: measured[each]["decisions_per_s"])
     current = next((each for each in holding if each.current), None)
     if best.current:
-        return best, "the current settings are the fastest that hold the constraints"
+        return best, "the current settings are the fastest within the constraints"
     if current is not None:
-        gain = found[best]["decisions_per_s"] / found[current]["decisions_per_s"] - 1
-        noise = max(found[best]["spread"], found[current]["spread"], NOISE)
+        gain = measured[best]["decisions_per_s"] / measured[current]["decisions_per_s"] - 1
+        noise = max(measured[best]["spread"], measured[current]["spread"], NOISE)
         if gain <= noise:
             return current, f"the current settings stay: the fastest candidate gains {gain:.0%}, and passes differ by {noise:.0%}"
-    return best, "the most decisions a second within the constraints"
+    return best, "the most decisions per second within the constraints"
 
 
 def tuned_toml(chosen: Candidate, remarks: Sequence[str]) -> str:
-    """The chosen settings as a file for `--config`; `remarks` become its first lines."""
+    """The chosen settings as a file for `--config`, with `remarks` as comments."""
     lines = [f"# {remark}" for remark in remarks]
     return "\n".join([*lines, "[inference]", *(f"{name} = {value}" for name, value in chosen.values.items()), ""])
 
@@ -170,15 +164,15 @@ COLUMNS = {
 
 def table_rows(
     candidates: Sequence[Candidate],
-    found: Mapping[Candidate, Figures],
+    measured: Mapping[Candidate, Figures],
     failed: Mapping[Candidate, ChildResult],
     chosen: Candidate | None,
     tuning: TuneSettings,
 ) -> list[dict[str, str]]:
-    """One row for each candidate: the fastest first, the failed last with the reason."""
+    """One row for each candidate: the fastest first, failures last."""
     rows, varied = [], varied_axes(candidates)
-    for each in sorted(candidates, key=lambda each: -found[each]["decisions_per_s"] if each in found else 0.0):
-        figures = found.get(each)
+    for each in sorted(candidates, key=lambda each: -measured[each]["decisions_per_s"] if each in measured else 0.0):
+        figures = measured.get(each)
         row = {"candidate": each.label(varied)}
         row |= {head: form.format(figures[name]) if figures else "" for head, (name, form) in COLUMNS.items()}
         why = failed[each].why if each in failed else ""

@@ -1,8 +1,8 @@
-"""The process of a candidate of the tuner: plays start groups of a run with the candidate's engine, and returns its figures.
+"""The process of one candidate of the tuner: plays start groups of a run with the candidate's engine, and returns its figures.
 
     python -m benchmarks.tuning_candidate JOB      measures one candidate (entente/telemetry/child.py)
 
-Seeds are the run's own, so all candidates play the same games as far as their arithmetic agrees. Nothing is written.
+It uses the run's seeds, so all candidates play the same games, up to rounding. It writes no files.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tasks.rollout_side import cache_of
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Start the engine of a job, play its start groups several times with the run's newest adapter, and return the figures."""
+    """Play the start groups of a job several times with the run's newest adapter, and return the figures."""
     run = settings_of(RunPaths(Path(job["run"])))
     apply_threads(max(run.threads))
     return asyncio.run(_measure(run, InferenceSettings.model_validate(job["settings"]), job["start_groups"], job["rounds"]))
@@ -53,14 +53,14 @@ async def _measure(run: RunSettings, settings: InferenceSettings, count: int, ro
     await engine.start()
     if versions := published_versions(run.paths):
         await engine.publish(replace(read_adapter(run.paths, versions[-1]), version=1))
-    await _one_pass(engine, tokens, played, groups[:1])  # compiles, and fills what is allocated once
+    await _one_pass(engine, tokens, played, groups[:1])  # warm-up: compilation and one-time allocations
     passes = [await _one_pass(engine, tokens, played, groups) for _ in range(rounds)]
     await engine.close()
     return {"engine": engine_here(settings)[0], **figures_of(passes)}
 
 
 async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: list[StartGroup]) -> tuple[list[Decision], float]:
-    """Play all start groups at the same time from an empty prefix cache; returns their rows and the seconds."""
+    """Play all start groups concurrently from an empty prefix cache; returns their rows and the seconds."""
     await engine.forget_prefixes()
     began = time.perf_counter()
     forks = await roll_out(groups, {POLICY: PolicyPlayer(engine, tokens)}, run.rollouts, producer="tuning", seed=run.seed)
@@ -68,7 +68,6 @@ async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: li
 
 
 def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float]:
-    """The figures that candidates are compared by."""
     rates = [len(rows) / seconds for rows, seconds in passes]
     drawn = [row for rows, _ in passes for row in rows]
     first = [row.queue_ms + row.prefill_ms for row in drawn]

@@ -1,1 +1,1 @@
-"""Benchmark against an installed peer: TRL's training step and its whole trainer. Read `bench.py` first."""
+"""Benchmark against TRL's training step. Read `bench.py` first."""

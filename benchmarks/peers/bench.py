@@ -1,10 +1,10 @@
-"""`peers`: one GRPO step of TRL on the rows of a real run over ours on the same rows; above 1 ours costs less.
+"""`peers`: CPU time of one GRPO step of TRL over that of ours, on the same rows of a real run; above 1, ours is faster.
 
-Both arms do one forward, backward, clipping of the gradient and optimiser step over all decisions of a step, in float32, with the
-same base model, adapter, learning rate and clipped loss, over the same completion tokens. Ours computes the policy over the legal
-set and shared prefixes once. TRL computes it over the whole vocabulary, row by row, without recomputation (its default would
-recompute) and in the fastest of several batch sizes. TRL needs other libraries than ours, so its arm is a process in an
-environment of its own (`trl_program.py`), which waits while ours is measured.
+Both arms do a forward, backward, gradient clipping and optimiser step over all decisions of a step, in float32, with the same
+base model, adapter, learning rate, clipped loss and completion tokens. Ours computes the policy over the legal set, and shared
+prefixes once. TRL computes it over the whole vocabulary, row by row, without activation recomputation (its default), in the
+fastest of several batch sizes. TRL needs other library versions, so its arm is a process in a separate environment
+(`trl_program.py`), which is idle while ours is measured.
 """
 
 import json
@@ -30,17 +30,17 @@ from entente.training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSett
 from entente.training.update import Updater
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""Linear layers that an adapter changes by default."""
+"""Default LoRA targets."""
 ROWS_EACH = (8, 16, 32, 64)
-"""Rows of a forward of TRL that are tried with the tiny model; the fastest is measured."""
+"""Candidate batch sizes of TRL with the tiny model; the benchmark uses the fastest."""
 ROWS_EACH_OF_A_MODEL = (8,)
-"""TRL's default. Of a real model more rows are not faster, and 64 would take 30 GB."""
+"""TRL's default. With a real model larger batches are not faster, and 64 rows need 30 GB."""
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 _PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
 def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[int]) -> dict[str, object]:
-    """What TRL's program needs to train like us."""
+    """The input of TRL's program."""
     return {
         "model": str(model),
         "rank": training.lora_rank,
@@ -60,9 +60,8 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
     """The ratio, seconds of each arm, and the size of the step.
 
     Args:
-        settings: settings of a run.
-        arguments: arguments of `entente train` that give it these settings.
-        trl_python: the Python of the environment that has TRL.
+        arguments: arguments of `entente train` equivalent to `settings`.
+        trl_python: Python interpreter of the environment with TRL.
 
     Raises:
         InputError: `rounds` is below 1, or there is no such environment.
@@ -99,7 +98,7 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
 
 
 def take_turns(arms: Mapping[str, Callable[[], float]], rounds: int) -> list[dict[str, float]]:
-    """CPU seconds of each arm in each round; a first one warms up and is left out. Every second round is in reverse order."""
+    """CPU seconds of each arm in each round, after a warm-up round. Every second round has the reverse order."""
     measured = []
     for number in range(rounds + 1):
         names = list(arms) if number % 2 else list(arms)[::-1]
@@ -110,17 +109,13 @@ def take_turns(arms: Mapping[str, Callable[[], float]], rounds: int) -> list[dic
 
 
 def check_python(trl_python: Path) -> None:
-    """Check that there is an environment that has TRL.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Raises InputError if there is no such interpreter."""
     if not trl_python.is_file():
         raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
 
 
 def start(python: Path, folder: str) -> "subprocess.Popen[str]":
-    """TRL's program on one thread; it ends when its input is closed."""
+    """TRL's program on one thread; it exits at the end of its input."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [str(python), str(_PROGRAM), folder]
     environment = kept | _QUIET | {"OMP_NUM_THREADS": "1"}
@@ -128,11 +123,7 @@ def start(python: Path, folder: str) -> "subprocess.Popen[str]":
 
 
 def ask(child: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The program's next answer.
-
-    Raises:
-        EntenteError: it ended.
-    """
+    """The program's next answer. Raises EntenteError if it exited."""
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write("\n")

@@ -1,9 +1,9 @@
-"""TRL's side of `entente bench peers`: `PYTHON trl_program.py FOLDER`, with `settings.json` in the folder.
+"""TRL's arm of `entente bench peers`: `PYTHON trl_program.py FOLDER`, where FOLDER has `settings.json` and `rows.npz`.
 
-It runs in an environment that has TRL, and imports nothing of this project. It does GRPO steps on the rows of `rows.npz`. Each
-line of input is answered with one line of JSON: the first with what was loaded, each further one with the CPU time of a step.
-The loss is TRL's own (`GRPOTrainer.compute_loss`), over rows padded to the longest of their forward. The old log-probabilities
-are those of the model before the first step, as TRL keeps them from sampling.
+It runs in an environment with TRL, imports nothing of this project, and does GRPO steps on the rows. It answers each line of
+input with one line of JSON: the first with the size of the step, the others with the CPU time of a step. The loss is TRL's own
+(`GRPOTrainer.compute_loss`), over rows padded to the longest of their batch. The old log-probabilities are those of the model
+before the first step, as TRL records them during sampling.
 """
 
 import gc
@@ -22,28 +22,25 @@ import torch
 
 
 class Step:
-    """The trainer with the rows."""
-
-    def __init__(self, given: Path, scratch: str) -> None:
-        """Make the trainer and read the rows; tries the sizes of a forward."""
-        settings = json.loads((given / "settings.json").read_text())
+    def __init__(self, inputs: Path, scratch: str) -> None:
+        """Make the trainer, read the rows, and choose the fastest batch size."""
+        settings = json.loads((inputs / "settings.json").read_text())
         self._trainer = trainer_of(settings, scratch)
         self._model, self._clip = self._trainer.model, settings["max_gradient_norm"]
         self._model.train()
         self._optimiser = self._trainer.create_optimizer()
-        self._rows = dict(np.load(given / "rows.npz"))
+        self._rows = dict(np.load(inputs / "rows.npz"))
         sizes = settings["rows_each"]
         self._rows_each = min(sizes, key=self._seconds_with) if len(sizes) > 1 else sizes[0]
         self._cut(self._rows_each)
 
     def _seconds_with(self, size: int) -> float:
-        """CPU seconds of a step with `size` rows a forward, after one to warm up."""
         self._cut(size)
         self.step()
         return self.step()["cpu_s"]
 
     def loaded(self) -> dict[str, Any]:
-        """What is trained on."""
+        """The size of the step."""
         return {
             "rows_each": self._rows_each,
             "decisions": sum(len(chunk["advantages"]) for chunk in self._chunks),
@@ -51,7 +48,6 @@ class Step:
         }
 
     def step(self) -> dict[str, Any]:
-        """One step over all rows."""
         gc.collect()
         began = time.process_time()
         trainer = self._trainer
@@ -68,7 +64,6 @@ class Step:
         return {"cpu_s": spent}
 
     def _cut(self, size: int) -> None:
-        """Cut the rows into chunks of `size`, with the model's log-probabilities as the old ones."""
         self._chunks = [padded(self._rows, first, size) for first in range(0, len(self._rows["prompt_lens"]), size)]
         for chunk in self._chunks:
             ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], 1)
@@ -81,7 +76,7 @@ class Step:
 
 
 def padded(rows: Mapping[str, np.ndarray], first: int, size: int) -> dict[str, torch.Tensor]:
-    """`size` rows from `first` on: prompts padded on the left, completions on the right, as TRL does."""
+    """`size` rows from `first` on: prompts padded on the left, completions on the right, as in TRL."""
     prompts, completions = [], []
     for row in range(first, min(first + size, len(rows["prompt_lens"]))):
         ids = rows["input_ids"][rows["input_offsets"][row] : rows["input_offsets"][row + 1]]
@@ -102,20 +97,19 @@ def padded(rows: Mapping[str, np.ndarray], first: int, size: int) -> dict[str, t
     }
 
 
-def no_reward(**given: Any) -> list[float]:
-    """The reward of a trainer that is only given rows."""
-    raise AssertionError("the step is measured on given rows")
+def no_reward(**_: Any) -> list[float]:
+    raise AssertionError("the rows have advantages, so TRL must not compute rewards")
 
 
 def trainer_of(settings: dict[str, Any], folder: str) -> Any:
-    """A GRPO trainer of TRL that trains like ours: the same adapter, loss, clipping and optimiser."""
-    # Only the environment of this program has these.
+    """TRL's GRPO trainer with our adapter, loss, clipping and optimiser."""
+    # Only the environment of this program has these packages.
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with warnings.catch_warnings():
-        # TRL looks at the installed vLLM while it is imported; it is not used here.
+        # TRL checks the installed vLLM on import; this program does not use it.
         warnings.filterwarnings("ignore", "TRL currently supports vLLM", UserWarning)
         from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
         from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -127,7 +121,7 @@ def trainer_of(settings: dict[str, Any], folder: str) -> Any:
         output_dir=folder,
         use_cpu=True,
         bf16=False,
-        gradient_checkpointing=False,  # its default recomputes activations, which costs a third more
+        gradient_checkpointing=False,  # TRL's default recomputes activations, a third more compute
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="constant",
         weight_decay=0.0,
@@ -162,7 +156,7 @@ def trainer_of(settings: dict[str, Any], folder: str) -> Any:
 
 
 def main() -> None:
-    """Answer each line of input until it ends. Whatever else TRL prints goes to the error stream."""
+    """Answer each line of input. TRL's own output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="entente-peers-") as scratch:

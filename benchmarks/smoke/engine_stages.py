@@ -1,6 +1,6 @@
-"""The stages of a smoke test that start the engine: rates, and the legal mask against an oracle.
+"""The stages of a smoke test that start the engine: rates, and the legal mask against a reference.
 
-Requests are real: prompts and legal tables of forks that played a phase already.
+Requests are prompts and legal tables of forks after one phase.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.decode_cases import draw, played_positions, requests_for, rollout_cases
-from benchmarks.smoke.job import Found, Job, StageFailed
+from benchmarks.smoke.job import Job, StageFailed, StagePass
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, resolve_model
@@ -41,32 +41,28 @@ from storage.runs import MODEL_FOLDER
 RANK = 16
 """Rank of the adapters."""
 BATCHES = {"cpu": (1, 8, 32, 128), "cuda": (1, 8, 32, 128, 256, 512)}
-"""Requests in flight of which rates are measured, by device."""
+"""Requests in flight of the measured rates, by device."""
 SCORED = 64
-"""Requests whose log-probabilities are held against the reference."""
+"""Requests whose log-probabilities are compared with the reference."""
 TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
-"""The product's tiny model, taught in seconds: it need not play well."""
+"""The tiny model with seconds of imitation training: it need not play well."""
 _MOVED = 0.2
-"""Size of what an adapter adds to a layer's output, where the layer's input has unit size: enough to change what is drawn."""
+"""Norm of an adapter's contribution to a layer's output for an input of norm 1: enough to change the samples."""
 _FREED_WITHIN_S = 60.0
-"""Seconds to wait for the memory of an engine core that has ended."""
+"""Seconds to wait for the memory of a closed engine."""
 
 Drawn = Sequence[tuple[GenerationRequest, Generation]]
 
 
 def model_folder(job: Job) -> Path:
-    """The folder of the job's model; the tiny one is made if it is missing.
-
-    Raises:
-        InputError: the model that was given cannot be used.
-    """
+    """The folder of the job's model; makes the tiny one if it is missing. Raises InputError if the model cannot be used."""
     if job.model != "tiny":
         return resolve_model(job.model)
     return make_tiny_model(job.runs / MODEL_FOLDER, TINY, reporter().stage)
 
 
 def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
-    """Policy version `version`: random weights on all LoRA targets of the model's family; the same for the same number."""
+    """Policy version with random weights on all LoRA targets, seeded by its number."""
     folder, architecture, tensors = job.folder / "adapters" / f"{model.name}-{version}", read_architecture(model), {}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(version)
@@ -84,11 +80,11 @@ def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
 
 
 def engine_settings(job: Job) -> InferenceSettings:
-    """The settings of a run's engine on this device, alone on its card."""
+    """Settings of an engine that has the device to itself."""
     model, on_card = model_folder(job), job.device == "cuda"
     return InferenceSettings(
         model=str(model),
-        # A CUDA build of vLLM does not compute on a CPU.
+        # A CUDA build of vLLM does not run on a CPU.
         engine="torch" if not on_card and vllm_build() == "cuda" else "auto",
         dtype=job.dtype,
         adapter_rank=RANK,
@@ -100,7 +96,7 @@ def engine_settings(job: Job) -> InferenceSettings:
 
 @asynccontextmanager
 async def running(settings: InferenceSettings) -> AsyncIterator[Any]:
-    """A started engine, which is closed at the end, and its card free again."""
+    """A started engine; afterwards closes it and waits until its memory is free."""
     engine: Any = choose_engine(settings, Path(settings.model), name="smoke")
     before = _free_bytes()
     await engine.start()
@@ -114,27 +110,27 @@ async def running(settings: InferenceSettings) -> AsyncIterator[Any]:
 
 
 def _free_bytes() -> int:
-    """Free memory of the visible cards, by NVML: no CUDA before the engine has started. 0 without a card."""
+    """Free memory of the visible cards, by NVML, because CUDA must not be initialised before the engine starts."""
     return sum(card.free for card in visible_cards())
 
 
 def make_requests(model: Path, count: int, label: str) -> list[GenerationRequest]:
-    """About `count` requests, as many from each position."""
+    """About `count` requests, spread evenly over the positions."""
     tokens, games = Tokens(Codec(model)), 4 if count <= 128 else 8
     cases = rollout_cases(played_positions(games, seed=7), forks=max(2, count // (6 * games)), phases=2)
     return requests_for(cases[:: max(1, len(cases) // count)][:count], tokens, label)
 
 
 def renamed(requests: Sequence[GenerationRequest], label: str) -> list[GenerationRequest]:
-    """The requests with new ids, so that they can be drawn again."""
+    """Copies of the requests with new ids."""
     return [replace(request, request_id=f"{label}/{number}") for number, request in enumerate(requests)]
 
 
 async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
-    """Decisions a second with so many in flight.
+    """Decisions per second with `in_flight` requests.
 
-    Their prompts begin with a token of their own for each doubling of `in_flight`, so that none is in the prefix cache yet; they
-    share prefixes with one another as those of a run do.
+    The first prompt token depends on `in_flight`, so that no prompt is in the prefix cache yet; prompts share prefixes with one
+    another as in a run.
     """
     first, some = in_flight.bit_length(), renamed(requests[: 8 + 4 * in_flight], label)
     fresh = [replace(request, prompt_ids=[first, *request.prompt_ids[1:]]) for request in some]
@@ -144,8 +140,6 @@ async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, i
 
 
 def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Await `work` on a running engine, whose memory is free afterwards."""
-
     async def run() -> Any:
         async with running(engine_settings(job)) as engine:
             return await work(engine)
@@ -153,46 +147,46 @@ def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-# -- the oracle: a plain transformers forward over the text, and a loop over positions -------------------------------------
+# -- the reference: a plain transformers forward, and a loop over positions ------------------------------------------------
 
 
 def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
-    """Masked log-probabilities of a completion, float64 [completion tokens], by one forward in the model's number format.
+    """Masked log-probabilities of a completion, float64 [completion tokens], from one forward in the model's dtype.
 
     Raises:
-        DataError: the completion is not one that the request's table allows.
+        DataError: the request's table does not allow the completion.
     """
     tokens = generation.token_ids.tolist()
     legal_ids, offsets = request.table.legal_sets(tokens)
     with torch.no_grad():
         ids = torch.tensor([[*request.prompt_ids, *tokens]], device=model.device)
         logits = model(input_ids=ids).logits[0].double() / request.temperature
-    found = []
+    logprobs = []
     for position, token in enumerate(tokens):
         row = logits[len(request.prompt_ids) + position - 1]
         legal = legal_ids[offsets[position] : offsets[position + 1]].tolist()
-        found.append(float(row[token] - torch.logsumexp(row[legal], 0)))
-    return np.array(found)
+        logprobs.append(float(row[token] - torch.logsumexp(row[legal], 0)))
+    return np.array(logprobs)
 
 
 def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
-    """The model as transformers computes it: in float32 unless the card is too small for that. The engine must be closed."""
+    """The model in transformers, in float32 unless the card is too small. Close the engine first."""
     folder, dtype = model_folder(job), torch.float32
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if job.device == "cuda" and 2.4 * weights > torch.cuda.mem_get_info()[0]:
         dtype = torch.bfloat16
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for each new length
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it compiles a plan for each new length
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     model = model.to(job.device)
     return (model if policy is None else PeftModel.from_pretrained(model, str(policy.folder))).eval()
 
 
 def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
-    """Hold completions and their log-probabilities against the reference, within the product's own bounds.
+    """Compare completions and their log-probabilities with the reference, with the tolerances of a run.
 
     Raises:
-        DataError: a completion is not one that its table allows.
-        StageFailed: a forced token is not certain.
+        DataError: a table does not allow its completion.
+        StageFailed: a forced token does not have probability 1.
         TrainingError: the log-probabilities differ too much.
     """
     gaps, uncertain = [], 0
@@ -202,21 +196,21 @@ def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
         uncertain += int((generation.logprobs[~branching] != 0).sum())
     if uncertain:
         raise StageFailed(f"{uncertain} forced tokens have a probability other than 1")
-    found = Mismatch.of(np.concatenate(gaps), job.dtype, job.dtype)
-    check_mismatch(found, 0)
-    return found
+    mismatch = Mismatch.of(np.concatenate(gaps), job.dtype, job.dtype)
+    check_mismatch(mismatch, 0)
+    return mismatch
 
 
 # -- the stages ------------------------------------------------------------------------------------------------------------
 
 
-def engine(job: Job) -> Found:
-    """Make or find the model; rates of the base model by requests in flight, and the time of a swap."""
+def engine(job: Job) -> StagePass:
+    """Rates of the base model by requests in flight, and the time of an adapter swap."""
     model, batches = model_folder(job), BATCHES[job.device]
     requests = make_requests(model, 8 + 4 * batches[-1], "rate")
     began = time.perf_counter()
 
-    async def measure(engine: Any) -> Found:
+    async def measure(engine: Any) -> StagePass:
         figures = {"start_s": time.perf_counter() - began}
         for batch in batches:
             figures[f"decisions_per_s.{batch}"] = await rate(engine, requests, f"base-{batch}", batch)
@@ -228,9 +222,9 @@ def engine(job: Job) -> Found:
             swaps.append(1e3 * (time.perf_counter() - swap))
         figures["swap_ms"] = median(swaps[1:])
         most = max(batches, key=lambda batch: figures[f"decisions_per_s.{batch}"])
-        return Found(
-            sentence=f"{engine_here(engine_settings(job))[0]} is ready after {figures['start_s']:.1f} s and draws "
-            f"{figures[f'decisions_per_s.{most}']:.0f} decisions/s with {most} in flight; a new version is drawn from after "
+        return StagePass(
+            sentence=f"{engine_here(engine_settings(job))[0]} is ready after {figures['start_s']:.1f} s and samples "
+            f"{figures[f'decisions_per_s.{most}']:.0f} decisions/s with {most} in flight; an adapter swap takes "
             f"{figures['swap_ms']:.0f} ms",
             figures=figures,
         )
@@ -238,8 +232,8 @@ def engine(job: Job) -> Found:
     return with_engine(job, measure)
 
 
-def legal_mask(job: Job) -> Found:
-    """Completions of the base and of a published version are legal, and their log-probabilities are those of transformers."""
+def legal_mask(job: Job) -> StagePass:
+    """Completions of the base and of a published version are legal, with the log-probabilities of transformers."""
     model = model_folder(job)
     policy, requests = random_policy(job, model, 1), make_requests(model, SCORED, "mask")
 
@@ -250,12 +244,12 @@ def legal_mask(job: Job) -> Found:
 
     base, adapted = with_engine(job, measure)
     if {generation.policy.version for generation in adapted} != {1}:
-        raise StageFailed("the engine drew with another version than the published one")
+        raise StageFailed("the engine sampled from another version than the published one")
     gaps = [
         check_drawn(job, load_reference(job, version), list(zip(requests, drawn, strict=True)))
         for version, drawn in ((None, base), (policy, adapted))
     ]
-    return Found(
+    return StagePass(
         sentence=f"{2 * len(requests)} completions are legal; branching tokens differ from transformers by "
         f"{max(gap.mean for gap in gaps):.2g} nats on average, {max(gap.largest for gap in gaps):.2g} at most, with and without "
         "an adapter",

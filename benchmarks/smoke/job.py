@@ -1,6 +1,6 @@
-"""The stages of a smoke test in their order, what each is told, and the result that it leaves as a JSON file.
+"""The stages of a smoke test, their input, and their results as JSON files.
 
-This module imports nothing heavy: the command line reads it.
+This module has no heavy imports, because the command line loads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,48 +17,46 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every stage of one smoke test is told."""
+    """The input of every stage of one smoke test."""
 
     device: Device
     model: str
     """'tiny', or a folder or hub id."""
     folder: Path
-    """Everything that the test writes."""
+    """Folder of all output files."""
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """Number format: float32 on a CPU, where results are exact, else bfloat16."""
+        """float32 on a CPU, else bfloat16."""
         return "float32" if self.device == "cpu" else "bfloat16"
 
     @property
     def runs(self) -> Path:
-        """Folder of the runs that the test trains; the tiny model lies there too."""
+        """Folder of the runs that the test trains, and of the tiny model."""
         return self.folder / "runs"
 
     def result(self, stage: str) -> Path:
-        """The file of a stage's result."""
         return self.folder / "stages" / f"{stage}.json"
 
     def as_object(self) -> dict[str, str]:
-        """Plain values for JSON."""
         return {name: str(value) for name, value in asdict(self).items()}
 
     @classmethod
-    def from_object(cls, given: Mapping[str, Any]) -> "Job":
+    def from_object(cls, values: Mapping[str, Any]) -> "Job":
         """The inverse of `as_object`."""
-        return cls(device=given["device"], model=given["model"], folder=Path(given["folder"]))
+        return cls(device=values["device"], model=values["model"], folder=Path(values["folder"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage: a function of its name, with underscores, in its module."""
+    """One stage: the function in `module` with its name, in snake case."""
 
     name: str
     module: Literal["engine", "trainer"]
     limit_s: float = 1800.0
-    """Wall seconds after which its processes are ended; on a CPU with the tiny model a stage takes under a minute."""
+    """Timeout in wall seconds; on a CPU with the tiny model a stage takes less than a minute."""
     advice: str
-    """What to try if it hangs, crashes, or fails without advice of its own."""
+    """What to try if the stage hangs, crashes, or fails without specific advice."""
 
 
 STAGES = (
@@ -78,27 +76,25 @@ STAGES = (
         advice="inference.dtype and training.dtype alike, or inference.engine = 'torch'",
     ),
 )
-"""In the order of the test. Every stage needs `card`; the others need no earlier one."""
+"""In order of execution. Every stage requires `card`, and no other stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageResult:
-    """The result of one stage."""
-
     stage: str
     passed: bool
     sentence: str
-    """What was found, or why it failed."""
+    """The result, or the reason of the failure."""
     advice: str = ""
-    """The setting to try, if it failed."""
+    """The setting to try after a failure."""
     figures: Figures = field(default_factory=dict)
     seconds: float = 0.0
     log: str = ""
-    """Last lines of its log, if it failed."""
+    """Last lines of the log after a failure."""
 
 
 class StageFailed(EntenteError):
-    """A stage found something wrong. `advice`: the setting to try; empty: the stage's own."""
+    """A check of a stage failed. `advice`: the setting to try; empty: `Stage.advice`."""
 
     def __init__(self, sentence: str, advice: str = "") -> None:
         super().__init__(sentence)
@@ -106,25 +102,21 @@ class StageFailed(EntenteError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a stage that passed found."""
+class StagePass:
+    """Sentence and figures of a stage that passed."""
 
     sentence: str
     figures: Figures = field(default_factory=dict)
 
 
 def figures_so_far(job: Job) -> dict[str, Figures]:
-    """Figures of the stages that have passed, by stage."""
-    found = (kept_object(job.result(stage.name)) for stage in STAGES)
-    return {result["stage"]: result["figures"] for result in found if result.get("passed")}
+    """Figures by stage, of the stages that passed."""
+    results = (kept_object(job.result(stage.name)) for stage in STAGES)
+    return {result["stage"]: result["figures"] for result in results if result.get("passed")}
 
 
 def chosen_stages(only: Sequence[str]) -> tuple[Stage, ...]:
-    """All stages, or `card` and those named in `only`, in their order.
-
-    Raises:
-        InputError: `only` names a stage that does not exist.
-    """
+    """All stages, or `card` and those in `only`. Raises InputError if `only` names an unknown stage."""
     names = [stage.name for stage in STAGES]
     if unknown := [name for name in only if name not in names]:
         raise InputError(f"there is no stage '{unknown[0]}': --only takes {', '.join(names)}")

