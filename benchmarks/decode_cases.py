@@ -32,8 +32,6 @@ def played_positions(games: int, seed: int) -> list[Snapshot]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One decision, with a copy of the board."""
-
     board: Board
     legal: LegalOrders
     snapshot_id: str
@@ -107,13 +105,9 @@ class PlayedStep:
 
 @dataclass(slots=True)
 class RecordingEngine:
-    """Records the requests to an engine and their generations."""
-
     engine: Any
     asked: list[GenerationRequest] = field(default_factory=list)
-    """In order of arrival."""
     drawn: dict[str, Generation] = field(default_factory=dict)
-    """By request id."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)

@@ -32,7 +32,6 @@ _POLL_S = 0.05
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
     steps: list[dict[str, float]]
-    """Metrics of each step."""
     cpu_s: list[float]
     """CPU seconds of the process tree from the start to each step."""
     summary: dict[str, Any]
@@ -87,11 +86,8 @@ def run_entente(
 
 @contextmanager
 def short_run(settings: RunSettings, arguments: Sequence[str], steps: int, *more: str) -> Iterator[tuple[RunFigures, RunPaths]]:
-    """Figures and folder of a run with this number of steps; removes the folder afterwards.
-
-    Args:
-        arguments: arguments of `entente train` equivalent to `settings`; `more` come after them.
-    """
+    """Figures and folder of a run with `steps` steps; removes the folder afterwards. `arguments` are those of `entente train` for
+    `settings`, followed by `more`."""
     name = f"bench-{os.getpid()}-{time.time_ns()}"
     words = ["--steps", str(steps), "--seed", str(settings.seed), "--evaluation.positions", "2", *more]
     try:
@@ -109,7 +105,6 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
 
 
 def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:
-    """CPU seconds of the process tree at each step."""
     seen: list[float] = []
     written = _new_lines(metrics)
     while child.poll() is None:
@@ -160,9 +155,6 @@ def bench_e2e(settings: RunSettings, *, rounds: int, steps: int, arguments: Sequ
     """The steps of the whole loop: medians over `rounds` short runs of `entente train`.
 
     Excludes the first step of each run, start-up, making models and scoring.
-
-    Args:
-        arguments: arguments of `entente train` equivalent to `settings`.
 
     Raises:
         InputError: `rounds` is below 1, or `steps` below 3.

@@ -69,7 +69,6 @@ def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
 
 
 def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
-    """CPU seconds of all games on the fast and on the plain path, alternating."""
     fast = plain = 0.0
     for notes, end in games:
         fast += _replayed(BoardPath.FAST, notes, end)
@@ -78,7 +77,6 @@ def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
 
 
 def _replayed(path: BoardPath, notes: Notes, end: str) -> float:
-    """CPU seconds to replay a game, with legal orders once per phase."""
     board = Board.start(path=path)
 
     def play() -> None:
@@ -112,5 +110,4 @@ def _restore_ms(board: Board, rounds: int) -> float:
 
 
 def _text(board: Board) -> str:
-    """The whole position, or the centres after the end of a game."""
     return board.phase + (str(board.centres()) if board.is_over else board.snapshot(game_id="", seed=0, source="").position)

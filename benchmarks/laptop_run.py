@@ -32,7 +32,6 @@ def model_of(settings: RunSettings) -> Path:
 
 
 def cache_of(settings: RunSettings) -> StateCache:
-    """The state cache; builds it if it is missing."""
     root = settings.runs_root / CACHE_FOLDER
     folder = find_cache(root, settings.cache)
     if folder is None:
@@ -42,14 +41,8 @@ def cache_of(settings: RunSettings) -> StateCache:
 
 
 def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch, np.ndarray]:
-    """Train STEPS steps, and return the rows of the last one with their advantages, float32 [rows].
-
-    Args:
-        arguments: arguments of `entente train` equivalent to `settings`.
-
-    Raises:
-        TrainingError: the run failed, or its last step had no rows.
-    """
+    """Train STEPS steps, and return the rows of the last one with their advantages, float32 [rows]. See `short_run` for the
+    arguments. Raises TrainingError if the run failed, or its last step had no rows."""
     with short_run(settings, arguments, STEPS) as (_, paths):
         index = open_index(paths, settings.storage)
         rows = read_ledger(paths, last_step(paths))

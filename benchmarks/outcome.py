@@ -42,7 +42,6 @@ class Outcome:
         return all(target.holds(self.metrics[name]) for name, target in self.targets.items())
 
     def as_object(self) -> dict[str, Any]:
-        """The outcome as a JSON object, with the machine."""
         return {
             "benchmark": self.benchmark,
             "metrics": dict(self.metrics),
@@ -65,7 +64,6 @@ def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.pro
 
 
 def waited(work: Callable[[], Any]) -> tuple[float, Any]:
-    """`timed` in wall seconds, for disk-bound work."""
     return timed(work, lambda: time.perf_counter())
 
 

@@ -24,7 +24,6 @@ TOLERANCES = {
 """Maximum `differences` by device and dtype. In float32 on a CPU the gradient error is 1e-6 for a tiny model, 1.1e-5 for the 30
 blocks of SmolLM2. In bfloat16 1e-4 and 2e-2 are typical for a small model, more for a deep one."""
 ROWS_EACH = 32
-"""Rows per forward."""
 Logprobs = tuple[np.ndarray, Tensor]
 """Branching tokens: int64 [B], their completion positions in the batch; float32 [B], their log-probabilities, with gradient."""
 

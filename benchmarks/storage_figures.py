@@ -36,11 +36,8 @@ _AT_ANY_SCALE = {"attach_ms", "ledger_ms"}
 
 
 def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
-    """Measure all figures. With a `scale` below 1 the runs are smaller, and most figures have no target.
-
-    Raises:
-        InputError: `rounds` is below 1, or `scale` is not between 0.005 and 1.
-    """
+    """Measure all figures. With a `scale` below 1 the runs are smaller, and most figures have no target. Raises InputError if
+    `rounds` is below 1, or `scale` is not between 0.005 and 1."""
     if rounds < 1 or not 0.005 <= scale <= 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds at a scale of {scale:g}: at least 1, and 0.005 to 1.")
     metrics: dict[str, float] = {"scale": scale}
@@ -75,7 +72,6 @@ def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, f
 
 
 def run_with_history(root: Path, rows: int, *, shard_groups: int, seed: int) -> RunPaths:
-    """A run with `rows` rows of one token each, and `shard_groups` start groups per shard."""
     paths = RunPaths(root).create()
     groups = max(rows // ROWS_PER_START_GROUP, 2)
     for first in range(0, groups, shard_groups):
@@ -139,7 +135,6 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
 
 
 def rows_of(index: Index) -> pa.Table:
-    """All rows, as a selection."""
     query = (
         'SELECT shard, "row", decision_id, start_group, fork, ply, power, phase, policy_version, 0::INTEGER AS policy_lag, '
         'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'

@@ -17,7 +17,6 @@ from storage.arrow_files import COMPONENTS, DECISION_SCHEMA, PLY_SCHEMA, row_che
 FORKS = 6
 ROWS_PER_START_GROUP = FORKS * len(POWERS)
 VERSIONS = 200
-"""Policy versions in a long history."""
 _TOKENS = 4096
 _PHASE = "S1903M"
 _SAME: dict[str, Any] = {
@@ -31,7 +30,6 @@ _SAME: dict[str, Any] = {
     "ended": "horizon",
     "orders_rejected": 0,
 }
-"""Values common to all rows."""
 _ONE_TOKEN: dict[str, Any] = {
     "input_ids": [7],
     "prompt_len": 1,
@@ -40,11 +38,9 @@ _ONE_TOKEN: dict[str, Any] = {
     "legal_offsets": [0],
     "orders": ["A PAR - BUR"],
 }
-"""List columns of a row of a history."""
 
 
 def decisions_of(start_groups: range, seed: int) -> list[Decision]:
-    """All decisions of these start groups in one phase."""
     rng = np.random.default_rng([seed, start_groups.start])
     made = []
     for start_group in start_groups:
@@ -56,7 +52,6 @@ def decisions_of(start_groups: range, seed: int) -> list[Decision]:
 
 
 def plies_of(start_groups: range) -> list[Ply]:
-    """One row for each fork."""
     texts = {"position": "{}", "orders": "{}", "results": "{}"}
     return [
         Ply(start_group=group, fork=fork, ply=0, phase=_PHASE, snapshot_id=f"{group:016x}", **texts)
@@ -94,7 +89,6 @@ def history(start_groups: range, all_groups: int, seed: int) -> tuple[pa.Table, 
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
-    """A table of the schema; missing columns get a constant."""
     n = len(columns["start_group"])
     same = _SAME | (_ONE_TOKEN if schema is DECISION_SCHEMA else dict.fromkeys(("position", "orders", "results"), "{}"))
     filled = [

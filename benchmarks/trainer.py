@@ -48,7 +48,6 @@ TARGETS = {
     "rate_share": Target(at_least=0.8),
 }
 RECORDED = "recorded"
-"""The measurement on rows of a laptop run."""
 CHECKS = ("exactness", "planner")
 """Measurements without step times."""
 PROCESSES = "two_processes"
@@ -56,11 +55,8 @@ PROCESSES = "two_processes"
 
 
 def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
-    """Check the arguments of `bench_trainer`; `model` is `inference.model`.
-
-    Raises:
-        InputError: `repeats` is below 1, a name in `only` is unknown, or the recorded run has another model than the tiny one.
-    """
+    """Check the arguments of `bench_trainer`; `model` is `inference.model`. Raises InputError if `repeats` is below 1, a name in
+    `only` is unknown, or the recorded run has another model than the tiny one."""
     known = (RECORDED, *CASES, *CHECKS, PROCESSES)
     check_rounds(repeats)
     if unknown := sorted(set(only) - set(known)):
@@ -80,16 +76,11 @@ def bench_trainer(
     seed: int = 0,
     model: Path | None = None,
 ) -> Outcome:
-    """Measure with tiny models, or, with `model`, only the step of that model.
+    """Measure with tiny models, or, with the folder of a `model`, only its `rate_figures`.
 
     Args:
-        settings: settings of the recorded run.
-        arguments: arguments of `entente train` equivalent to `settings`.
+        settings, arguments: of the recorded run; see `short_run`.
         only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; empty: all except "two_processes".
-        model: folder of a model for `rate_figures`.
-
-    Raises:
-        InputError: see `check_wanted`.
     """
     if model is not None:
         with one_thread():
@@ -163,7 +154,6 @@ def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repe
 
 
 def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:
-    """The step on the synthetic rows of `CASES[name]`."""
     shape = TINY_32K if name.endswith("32k") else TINY
     batch, warm_up = (
         made_up_batch(case, vocabulary=shape.vocabulary, seed=seed) for case in (CASES[name], Case(positions=1, forks=2))
@@ -190,7 +180,6 @@ def unique_tokens(batch: Batch, updates: Iterable[Sequence[int]]) -> int:
 
 
 def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float:
-    """CPU seconds of planning over those of the whole step."""
     batch, step, shares = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed), random_steps(shape).ours(), []
     step(batch)
     for _ in range(repeats):

@@ -24,7 +24,6 @@ from storage.gather import Batch
 Step = Callable[[Batch], float]
 """Zeroes the gradient, runs forward and backward over a batch, and returns the loss. Does not step the optimiser."""
 OLD_ROWS_EACH = 4
-"""Rows per forward of the old step."""
 OLD_CLIP = 0.2
 
 
@@ -34,7 +33,6 @@ class Steps:
         stir_adapter(policy.parameters())
 
     def ours(self, **settings: Any) -> Step:
-        """Our step; `settings` override training settings."""
         chosen = self.settings.model_copy(update=settings)
         updater = Updater(self.policy, chosen)
 
@@ -67,7 +65,6 @@ class Steps:
 
 
 def random_steps(shape: Shape) -> Steps:
-    """The arms on a CPU model with random weights."""
     settings = TrainingSettings(device="cpu")
     return Steps(Policy(model_of(shape), settings), settings)
 

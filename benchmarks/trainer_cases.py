@@ -95,7 +95,6 @@ class _LegalTree:
         self._sets: dict[tuple[int, ...], np.ndarray] = {}
 
     def walk(self, length: int) -> tuple[list[int], list[np.ndarray]]:
-        """`length` sampled ids and their legal sets."""
         drawn: list[int] = []
         sets = []
         for _ in range(length):

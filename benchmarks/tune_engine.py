@@ -21,7 +21,6 @@ from entente.telemetry.progress import reporter
 from entente.telemetry.setting_marks import Settings
 
 TUNING_FOLDER = "_tuning"
-"""Folder under `runs_root`."""
 NOISE = 0.05
 """Minimum relative gain, even if all passes agree."""
 
@@ -52,7 +51,6 @@ class TuneSettings(Settings):
 
 
 AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share")
-"""The varied settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,6 @@ def candidates_of(settings: RunSettings, tuning: TuneSettings) -> list[Candidate
 
 
 def varied_axes(candidates: Sequence[Candidate]) -> list[str]:
-    """Axes in which the candidates differ."""
     return [name for name in AXES if len({each.values[name] for each in candidates}) > 1]
 
 
@@ -146,7 +143,6 @@ def choose(measured: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple
 
 
 def tuned_toml(chosen: Candidate, remarks: Sequence[str]) -> str:
-    """The chosen settings as a file for `--config`, with `remarks` as comments."""
     lines = [f"# {remark}" for remark in remarks]
     return "\n".join([*lines, "[inference]", *(f"{name} = {value}" for name, value in chosen.values.items()), ""])
 

@@ -30,7 +30,6 @@ from entente.training.settings import DUAL_CLIP, MAX_GRADIENT_NORM, TrainingSett
 from entente.training.update import Updater
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-"""Default LoRA targets."""
 ROWS_EACH = (8, 16, 32, 64)
 """Candidate batch sizes of TRL with the tiny model; the benchmark uses the fastest."""
 ROWS_EACH_OF_A_MODEL = (8,)
@@ -40,7 +39,6 @@ _PROGRAM = Path(__file__).with_name("trl_program.py")
 
 
 def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[int]) -> dict[str, object]:
-    """The input of TRL's program."""
     return {
         "model": str(model),
         "rank": training.lora_rank,
@@ -58,10 +56,6 @@ def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[in
 
 def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Path, *, rounds: int = 5) -> Outcome:
     """The ratio, seconds of each arm, and the size of the step.
-
-    Args:
-        arguments: arguments of `entente train` equivalent to `settings`.
-        trl_python: Python interpreter of the environment with TRL.
 
     Raises:
         InputError: `rounds` is below 1, or there is no such environment.

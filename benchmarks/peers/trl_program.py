@@ -40,7 +40,6 @@ class Step:
         return self.step()["cpu_s"]
 
     def loaded(self) -> dict[str, Any]:
-        """The size of the step."""
         return {
             "rows_each": self._rows_each,
             "decisions": sum(len(chunk["advantages"]) for chunk in self._chunks),

@@ -39,7 +39,6 @@ from entente.training.tiny_model import make_tiny_model
 from storage.runs import MODEL_FOLDER
 
 RANK = 16
-"""Rank of the adapters."""
 BATCHES = {"cpu": (1, 8, 32, 128), "cuda": (1, 8, 32, 128, 256, 512)}
 """Requests in flight of the measured rates, by device."""
 SCORED = 64
@@ -115,14 +114,12 @@ def _free_bytes() -> int:
 
 
 def make_requests(model: Path, count: int, label: str) -> list[GenerationRequest]:
-    """About `count` requests, spread evenly over the positions."""
     tokens, games = Tokens(Codec(model)), 4 if count <= 128 else 8
     cases = rollout_cases(played_positions(games, seed=7), forks=max(2, count // (6 * games)), phases=2)
     return requests_for(cases[:: max(1, len(cases) // count)][:count], tokens, label)
 
 
 def renamed(requests: Sequence[GenerationRequest], label: str) -> list[GenerationRequest]:
-    """Copies of the requests with new ids."""
     return [replace(request, request_id=f"{label}/{number}") for number, request in enumerate(requests)]
 
 
@@ -151,11 +148,8 @@ def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:
 
 
 def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
-    """Masked log-probabilities of a completion, float64 [completion tokens], from one forward in the model's dtype.
-
-    Raises:
-        DataError: the request's table does not allow the completion.
-    """
+    """Masked log-probabilities of a completion, float64 [completion tokens], from one forward in the model's dtype. Raises
+    DataError if the request's table does not allow the completion."""
     tokens = generation.token_ids.tolist()
     legal_ids, offsets = request.table.legal_sets(tokens)
     with torch.no_grad():

@@ -17,8 +17,6 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The input of every stage of one smoke test."""
-
     device: Device
     model: str
     """'tiny', or a folder or hub id."""
@@ -43,7 +41,6 @@ class Job:
 
     @classmethod
     def from_object(cls, values: Mapping[str, Any]) -> "Job":
-        """The inverse of `as_object`."""
         return cls(device=values["device"], model=values["model"], folder=Path(values["folder"]))
 
 
@@ -110,7 +107,6 @@ class StagePass:
 
 
 def figures_so_far(job: Job) -> dict[str, Figures]:
-    """Figures by stage, of the stages that passed."""
     results = (kept_object(job.result(stage.name)) for stage in STAGES)
     return {result["stage"]: result["figures"] for result in results if result.get("passed")}
 

@@ -20,8 +20,6 @@ _GIB = 2**30
 
 
 class Advice(NamedTuple):
-    """One setting with its reason."""
-
     name: str
     """Section and setting, as in 'inference.dtype'."""
     value: str | int | float | bool
@@ -78,7 +76,6 @@ def smallest_near_best(rates: Mapping[int, float]) -> int:
 
 
 def as_toml(advice: Collection[Advice], remark: str) -> str:
-    """The settings as a file for `--config`; `remark` becomes its first line."""
     lines = [f"# {remark}"]
     for section in ("inference", "training"):
         own = [each for each in advice if each.name.startswith(f"{section}.")]
@@ -88,5 +85,4 @@ def as_toml(advice: Collection[Advice], remark: str) -> str:
 
 
 def _numbered(figures: Figures, before: str) -> dict[int, float]:
-    """Figures named `before` plus a number, by number."""
     return {int(key.removeprefix(before)): value for key, value in figures.items() if key.startswith(before)}

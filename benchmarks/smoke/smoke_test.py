@@ -32,15 +32,8 @@ Child = Callable[..., Awaitable[ChildResult]]
 
 
 def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path, nvml: Any = None) -> tuple[Job, Card | None]:
-    """The job of a test on this machine, and its card.
-
-    Args:
-        model: 'tiny', or a folder or hub id.
-        nvml: the module `pynvml`, or a fake.
-
-    Raises:
-        InputError: there is no card for 'cuda', or a variable names a card that does not exist.
-    """
+    """The job of a test on this machine, and its card; `nvml` replaces the module `pynvml`. Raises InputError if there is no card
+    for 'cuda', or a variable names a card that does not exist."""
     if device != "cpu":
         check_visible(nvml)
     cards = visible_cards(nvml) if device != "cpu" else ()
@@ -55,15 +48,8 @@ def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path
 
 
 def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Child = run_child) -> dict[str, Any]:
-    """Run the stages, and write results and settings to the job's folder. Returns the results as JSON values.
-
-    Args:
-        only: names of stages; empty: all.
-        run: runs the process of a stage.
-
-    Raises:
-        InputError: `only` names an unknown stage.
-    """
+    """Run the stages, or `card` and those in `only`, and write results and settings to the job's folder. Returns the results as
+    JSON values. Raises InputError if `only` names an unknown stage."""
     stages, facts = chosen_stages(only), environment()
     if card is not None:
         take_cards((card,))

@@ -32,7 +32,6 @@ from storage.gather import Batch
 from storage.runs import RunPaths
 
 CASES = {"cuda": Case(positions=16, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
-"""Rows of a training step by device."""
 BUDGETS = {"cuda": (2048, 4096, 8192, 16_384), "cpu": (2048,)}
 """Candidate values of training.token_budget."""
 STEPS = 3
@@ -178,7 +177,6 @@ def steps(job: Job) -> StagePass:
 
 
 def _arguments(job: Job) -> list[str]:
-    """Preset, recommended settings and a small run, as files of the job."""
     figures, advised, small = figures_so_far(job), job.folder / "advised.toml", job.folder / "small.toml"
     advised.write_text(as_toml(recommend(job.device, figures), "from the previous stages"))
     recipe = "".join(f"{name} = {json.dumps(value)}\n" for name, value in TINY.model_dump().items())

@@ -25,7 +25,6 @@ class Architecture:
     family: str
     """`model_type` of the config, a key of `FAMILIES`."""
     layers: int
-    """Number of blocks."""
     hidden: int
     """Width of the residual stream."""
     inner: int
@@ -94,8 +93,6 @@ def _dense(sizes: Architecture) -> Layers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """The properties of the models of one `model_type`."""
-
     linear: Callable[[Architecture], Layers]
     """Linear layers of one block that an adapter may change, by path within the block."""
     head_width: int | None = None
@@ -103,7 +100,6 @@ class Family:
     norms: int = 2
     """Norms of a block over the residual stream; the memory plan counts their inputs."""
     head_norms: bool = False
-    """Whether queries and keys have norms."""
     experts: bool = False
     """Whether it is a mixture of experts."""
     withheld: str = ""
@@ -128,14 +124,12 @@ FAMILIES: dict[str, Family] = {
         withheld="its feed-forward weights are one tensor for all experts, on which neither peft nor vLLM has a plain LoRA layer",
     ),
 }
-"""`model_type` of a config -> the family."""
 
 _UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 """Config options that the trainer does not implement; they must be off."""
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """`architecture_of` the config.json in `folder`."""
     return architecture_of(read_config(folder), str(folder))
 
 

@@ -40,11 +40,8 @@ def identity_of(hashes: dict[str, str]) -> str:
 
 
 def base_hashes(folder: Path, memory: Path | None = None) -> dict[str, str]:
-    """SHA-256 by file name, of config, tokenizer and weight files, and of the "chat template".
-
-    Args:
-        memory: JSON file that caches hashes between calls; None: hash every file.
-    """
+    """SHA-256 by file name, of config, tokenizer and weight files, and of the "chat template". `memory`: JSON file that caches
+    hashes between calls; None: hash every file."""
     files = [*(folder / name for name in _TEXTS), *weight_files(folder)]
     hashes = {file.name: content for file, content in zip(files, _hashes(files, memory), strict=True)}
     if template := chat_template(folder):
@@ -53,7 +50,6 @@ def base_hashes(folder: Path, memory: Path | None = None) -> dict[str, str]:
 
 
 def weights_hash(folder: Path, memory: Path | None = None) -> str:
-    """SHA-256 of the content of all weight files, 64 hex digits."""
     return hashlib.sha256(bytes.fromhex("".join(_hashes(weight_files(folder), memory)))).hexdigest()
 
 
@@ -72,13 +68,11 @@ def _hashes(files: Sequence[Path], memory: Path | None) -> list[str]:
 
 
 def _changed(file: Path) -> float:
-    """Unix time of the last change, seconds."""
     status = file.stat()
     return max(status.st_mtime, status.st_ctime)
 
 
 def _mark(file: Path) -> str:
-    """The cache key."""
     status = file.stat()
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 

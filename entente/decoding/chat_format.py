@@ -74,11 +74,7 @@ def chat_format(
 
 
 def read_format(render: Render, samples: Sequence[tuple[str, str]], examples: Sequence[tuple[str, str]] = ()) -> ChatFormat:
-    """The format that `render` writes.
-
-    Raises:
-        InputError: the template drops or changes a part of the prompt; the message starts with a verb.
-    """
+    """Raises InputError, with a message that starts with a verb, if the template drops or changes a part of the prompt."""
     rules, body = samples[0]
     turns = [
         {"role": role, "content": content} for pair in examples for role, content in zip(("user", "assistant"), pair, strict=True)
@@ -114,12 +110,9 @@ def _user_alone(rules: str, turns: Messages, body: str) -> Messages:
 
 
 def _space_before_answer(render: Render, messages: Messages) -> str:
-    """White space between the generation prompt and the model's answer.
+    """White space between the generation prompt and the model's answer. Raises InputError if there is other text.
 
     Some templates write no generation prompt, because the user message already ends with the marker of the model's turn.
-
-    Raises:
-        InputError: other text lies between the two.
     """
     asked, answer = render(messages, True), "A PAR - BUR"
     if asked != render(messages, False):

@@ -19,8 +19,6 @@ _ANY_ORDER = "A PAR H"
 
 
 class Codec:
-    """Encodes prompts and orders with one model's tokenizer."""
-
     folder: Path | None = None
     """Folder of the model; None if there is none."""
     start_ids: tuple[int, ...] = ()
@@ -29,11 +27,8 @@ class Codec:
     """Text of each named special token, such as `bos_token`, which chat templates refer to."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the tokenizer of the model in `folder`.
-
-        Raises:
-            InputError: it cannot be read, or the line break after an order is not a separate token.
-        """
+        """Load the tokenizer of the model in `folder`. Raises InputError if it cannot be read, or the line break after an order
+        is not a separate token."""
         self.folder = folder
         loaded = read_tokenizer(folder)
         self._tokenizer, self.special_tokens, self.start_ids = loaded.tokenizer, loaded.special_tokens, loaded.start_ids
@@ -80,11 +75,7 @@ class Codec:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def encode_order(self, text: str) -> tuple[int, ...]:
-        """Ids of an order line, without its end.
-
-        Raises:
-            InputError: see `encode_orders`.
-        """
+        """Ids of an order line, without its end. Raises as `encode_orders`."""
         ids = self._orders.get(text)
         if ids is None:
             self.encode_orders([text])

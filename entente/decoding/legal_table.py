@@ -168,11 +168,8 @@ class LegalTable:
         return self.token_ids[self.offsets[state] : self.offsets[state + 1]]
 
     def advance(self, state: int, token: int) -> int:
-        """State after `token` at `state`; END if the completion is complete.
-
-        Raises:
-            DataError: the token is not legal at this state.
-        """
+        """State after `token` at `state`; END if the completion is complete. Raises DataError if the token is not legal at this
+        state."""
         if state < END:
             return self._think(state, token)
         low, high = (0, 0) if state == END else (int(self.offsets[state]), int(self.offsets[state + 1]))
@@ -213,11 +210,8 @@ class LegalTable:
         return state + 1 if state + 1 < END else 0
 
     def legal_sets(self, completion: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The legal sets of a completion's positions, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1].
-
-        Raises:
-            DataError: a token is not legal, or the completion is too long or too short.
-        """
+        """The legal sets of a completion's positions, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1]. Raises
+        DataError if a token is not legal, or the completion is too long or too short."""
         state, sets = self.start, []
         for position, token in enumerate(completion):
             if state == END:

@@ -26,12 +26,8 @@ _REQUIRED = ("config.json", "tokenizer.json")
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Local folder of the model `name`; downloads a hub id once.
-
-    Raises:
-        InputError: there is no such folder or hub id, the folder lacks its tokenizer or config, or contains a pipe or device; or
-            see `check_computed`.
-    """
+    """Local folder of the model `name`; downloads a hub id once. Raises InputError if there is no such folder or hub id, the
+    folder lacks its tokenizer or config, or contains a pipe or device; or see `check_computed`."""
     folder = Path(name)
     if not folder.is_dir():
         folder = _from_hub(str(name))
@@ -50,11 +46,8 @@ def may_be_hub_id(name: str) -> bool:
 
 
 def downloaded(name: str) -> Path | None:
-    """Folder of an earlier, possibly partial, download of a hub id; None if there is none.
-
-    Raises:
-        InputError: `name` cannot be a hub id.
-    """
+    """Folder of an earlier, possibly partial, download of a hub id; None if there is none. Raises InputError if `name` cannot be
+    a hub id."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -69,11 +62,8 @@ def downloaded(name: str) -> Path | None:
 
 
 def ask_hub(name: str) -> None:
-    """Check that the hub has the model `name`; downloads nothing.
-
-    Raises:
-        InputError: the hub does not have it, denies access, or does not answer; or the model is quantised.
-    """
+    """Check that the hub has the model `name`; downloads nothing. Raises InputError if the hub does not have it, denies access,
+    or does not answer; or the model is quantised."""
     from huggingface_hub import HfApi
 
     try:
@@ -128,11 +118,8 @@ def _from_hub(name: str) -> Path:
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:
-    """Ids of the tokens that end the model's turn, from its configs; the first one ends a completion.
-
-    Raises:
-        InputError: the configs name none within the vocabulary.
-    """
+    """Ids of the tokens that end the model's turn, from its configs; the first one ends a completion. Raises InputError if the
+    configs name none within the vocabulary."""
     files = [folder / name for name in ("generation_config.json", "config.json")]
     named = [_read_json(file).get("eos_token_id") for file in files if file.is_file()]
     rows = vocabulary_rows(folder)
@@ -150,11 +137,8 @@ def vocabulary_rows(folder: Path) -> int | None:
 
 
 def chat_template(folder: Path) -> str | None:
-    """The model's chat template, the default one of several; None if it has none.
-
-    Raises:
-        InputError: the file cannot be read, or none of several templates is the default.
-    """
+    """The model's chat template, the default one of several; None if it has none. Raises InputError if the file cannot be read,
+    or none of several templates is the default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_text(file, at_most=LARGEST_RESULT, what="model's file")
@@ -168,13 +152,11 @@ def chat_template(folder: Path) -> str | None:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """The content of the model's tokenizer_config.json; empty if there is none."""
     file = folder / "tokenizer_config.json"
     return _read_json(file) if file.is_file() else {}
 
 
 def max_position(folder: Path) -> int:
-    """`longest_position` of the config in `folder`."""
     return longest_position(read_config(folder))
 
 
@@ -199,11 +181,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recipe_prompts(folder: Path) -> PromptSettings | None:
-    """The prompt settings that the model was trained with; None if it has no recipe, or one without them.
-
-    Raises:
-        InputError: the recipe cannot be read.
-    """
+    """The prompt settings that the model was trained with; None if it has no recipe, or one without them. Raises InputError if
+    the recipe cannot be read."""
     prompts = _read_json(folder / RECIPE).get("prompts") if (folder / RECIPE).is_file() else None
     if prompts is None:
         return None

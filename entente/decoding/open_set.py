@@ -12,11 +12,8 @@ import numpy as np
 
 
 def open_set(excluded: Sequence[int], end: int) -> np.ndarray:
-    """All ids below `end` except those in `excluded`; int32 [1 + excluded ids].
-
-    Raises:
-        ValueError: `excluded` is empty, has duplicates, or has an id outside [0, `end`).
-    """
+    """All ids below `end` except those in `excluded`; int32 [1 + excluded ids]. Raises ValueError if `excluded` is empty, has
+    duplicates, or has an id outside [0, `end`)."""
     first, *others = ids = sorted(set(excluded)) or [-1]
     if len(ids) != len(excluded) or not 0 <= first <= ids[-1] < end:
         raise ValueError(f"an open set excludes some of its {end} ids, not {list(excluded)}")
@@ -24,17 +21,11 @@ def open_set(excluded: Sequence[int], end: int) -> np.ndarray:
 
 
 def open_sets(legal_ids: np.ndarray, legal_offsets: np.ndarray) -> np.ndarray:
-    """Which positions have an open set: bool [positions].
-
-    Args:
-        legal_ids: the sets of all positions, one position after another.
-        legal_offsets: [positions + 1] the set of position i is legal_ids[legal_offsets[i]:legal_offsets[i + 1]].
-    """
+    """Which positions have an open set: bool [positions]. The arguments are columns of a row (`Decision`)."""
     return legal_ids[legal_offsets[:-1]] < 0
 
 
 def set_size(legal: np.ndarray) -> int:
-    """Number of ids in a listed or open set."""
     return int(legal[1]) - len(legal) + 1 if legal[0] < 0 else len(legal)
 
 
@@ -48,12 +39,8 @@ def nth_id(legal: np.ndarray, number: int) -> int:
 
 
 def excluded_ids(legal_ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """The excluded ids of open sets, int64 [sets, most excluded ids]; padded with the first of each set.
-
-    Args:
-        legal_ids: sets, one after another.
-        begins, sizes: [sets] start of each open set in `legal_ids`, and its number of integers.
-    """
+    """The excluded ids of open sets, int64 [sets, most excluded ids]; padded with the first of each set. `begins`,
+    `sizes` [sets]: start and length of each open set in `legal_ids`."""
     column = np.arange(int(sizes.max()) - 1 if len(sizes) else 1)
     place = np.where((column > 0) & (column < sizes[:, None] - 1), column + 1, 0)
     ids = legal_ids[begins[:, None] + place].astype(np.int64)

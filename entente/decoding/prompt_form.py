@@ -26,8 +26,6 @@ _SAMPLES_OF_A_KIND = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSample:
-    """One decision of a game between random players."""
-
     board: str
     power: str
     lines: tuple[str, ...]
@@ -80,12 +78,8 @@ class PromptForm:
     def pieces(self, board: str, power: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Ids of the pieces of a prompt: common to all prompts, common to a position, and the rest.
 
-        Args:
-            board: `board_text`.
-            power: `power_text` with an empty cue.
-
-        Raises:
-            InputError: the tokenizer merges letters across a seam in this prompt, but in none of the samples.
+        `board` and `power` are `board_text`, and `power_text` with an empty cue. Raises InputError if the tokenizer merges
+        letters across a seam in this prompt, but in none of the samples.
         """
         shared, third = _cut(self._second_begin + board, self.after_board.moved)
         before = self._first_text
@@ -106,11 +100,8 @@ class PromptForm:
         return self._head + board + self._rest(power)
 
     def _check(self, samples: Sequence[PromptSample]) -> None:
-        """Check on sample prompts and answers that separately encoded pieces and orders have the ids of the whole text.
-
-        Raises:
-            InputError: they have not, or an id is outside the model's vocabulary.
-        """
+        """Check on sample prompts and answers that separately encoded pieces and orders have the ids of the whole text. Raises
+        InputError if they have not, or an id is outside the model's vocabulary."""
         codec = self._codec
         for sample in samples:
             ids, text = self.ids(sample.board, sample.power), self.text(sample.board, sample.power)
@@ -158,12 +149,7 @@ def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
 def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> Seam:
     """The last seam at or before the ideal boundary that holds in all `cuts`, with the shortest sufficient context.
 
-    Args:
-        cuts: text before and after the ideal boundary, for each sample.
-        farthest: maximum characters to move back.
-
-    Raises:
-        InputError: no seam holds.
+    `cuts`: text before and after the ideal boundary, for each sample; `farthest`: maximum characters to move back.
     """
     wholes = [codec.encode(before + after) for before, after in cuts]
     for moved in range(farthest + 1):

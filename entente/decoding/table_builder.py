@@ -31,11 +31,8 @@ class TableBuilder:
             (self._end_of_thought,) = self._lines.add([(thinking.marker, *thinking.closing)])
 
     def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
-        """Token ids of an order set, given in the order of its sites (builds, then waives).
-
-        Raises:
-            InputError: an order is not legal.
-        """
+        """Token ids of an order set, given in the order of its sites (builds, then waives). Raises InputError if an order is not
+        legal."""
         allowed = {WAIVE} if legal.kind is OrderKind.BUILD else set[str]()
         if illegal := set(orders) - allowed.union(*legal.options):
             raise InputError(f"{legal.power} cannot order {min(illegal)!r}: it is not legal in this {legal.kind} phase")
@@ -50,11 +47,8 @@ class TableBuilder:
         return ids
 
     def read(self, completion: Sequence[int], legal: LegalOrders) -> list[str]:
-        """Orders of a complete completion, including waives, without its thought.
-
-        Raises:
-            DataError: the thought does not end, or a line is not a legal order.
-        """
+        """Orders of a complete completion, including waives, without its thought. Raises DataError if the thought does not end,
+        or a line is not a legal order."""
         by_site = [{self._codec.encode_order(order): order for order in options} for options in legal.options]
         if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND):  # a line may belong to any site, and names it
             waive = {self._codec.encode_order(WAIVE): WAIVE}
@@ -103,7 +97,6 @@ class TableBuilder:
         )
 
     def _rows(self, lines: Sequence[str], is_last: bool) -> list[int]:
-        """Rows in `_lines` of answer lines with their end marks."""
         known = self._known[is_last]
         try:
             return [known[line] for line in lines]

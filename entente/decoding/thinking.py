@@ -43,11 +43,8 @@ class Thinking:
         return [*thought, self.marker, *self.closing, *orders]
 
     def split(self, completion: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The thought tokens of a completion, without their marker, and the tokens of its orders.
-
-        Raises:
-            DataError: the completion has no end marker, or another text than the closing after it.
-        """
+        """The thought tokens of a completion, without their marker, and the tokens of its orders. Raises DataError if the
+        completion has no end marker, or another text than the closing after it."""
         ids = [int(token) for token in completion]
         if self.marker not in ids[: self.rule.budget + 1]:
             raise DataError(f"completion of {len(ids)} tokens has no end of its thought")
@@ -106,8 +103,6 @@ def _thinking(codec: Codec, budget: int, cue: str, marker: str, closing: str) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thought:
-    """The thought of one decision."""
-
     tokens: int
     """Number of tokens, including the end marker if the model sampled it."""
     logprob: float
@@ -141,7 +136,6 @@ def thought_of(
 
 
 def read_thought(ids: Sequence[int], codec: Codec) -> tuple[str, bool]:
-    """The text of thought tokens without the end marker, and `Thought.by_force`."""
     thinking = thinking_of(codec, 1)  # the marker does not depend on the budget
     assert thinking is not None
     by_force = ids[-1] != thinking.marker

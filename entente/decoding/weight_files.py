@@ -18,7 +18,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Supported dtypes of a safetensors header -> their names in torch."""
 _QUANTISED = ("quantization_config", "compression_config")
-"""Entries of a quantised model's config.json."""
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that older quantisation tools write instead."""
 _GIVE = "give it in float32, bfloat16 or float16, in which trainer and engines compute"
@@ -28,8 +27,6 @@ _MAX_HEADER_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """The header entry of a tensor."""
-
     format: str
     """Dtype, such as 'BF16'."""
     shape: tuple[int, ...]
@@ -40,11 +37,8 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files with the model's weights, sorted by name.
-
-    Raises:
-        InputError: there are none, a shard is missing, or the folder has both a single file and shards.
-    """
+    """Files with the model's weights, sorted by name. Raises InputError if there are none, a shard is missing, or the folder has
+    both a single file and shards."""
     whole, index = folder / WEIGHTS, folder / INDEX
     if not index.is_file():
         if not whole.is_file():
@@ -73,11 +67,8 @@ def has_weights(folder: Path) -> bool:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor by name, from the file headers; checks that file sizes match.
-
-    Raises:
-        InputError: see `weight_files`; or a file is truncated or damaged.
-    """
+    """Every tensor by name, from the file headers; checks that file sizes match. Raises as `weight_files`, and InputError if a
+    file is truncated or damaged."""
     return {name: tensor for file in weight_files(folder) for name, tensor in _header(file).items()}
 
 
@@ -99,11 +90,8 @@ def _header(file: Path) -> dict[str, StoredTensor]:
 
 
 def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that trainer and engines support the dtypes of the weights.
-
-    Raises:
-        InputError: the model is quantised, or a weight has an unsupported dtype; or see `stored_tensors`.
-    """
+    """Check that trainer and engines support the dtypes of the weights. Raises InputError if the model is quantised, or a weight
+    has an unsupported dtype; or see `stored_tensors`."""
     check_not_quantised(str(folder), config)
     if file := next((name for name in _QUANTISED_FILES if (folder / name).is_file()), ""):
         check_not_quantised(str(folder), {_QUANTISED[0]: {"quant_method": f"by {file}"}})

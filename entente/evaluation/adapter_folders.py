@@ -42,7 +42,6 @@ class AdapterFolder:
 
     policy: PolicyVersion
     base: Path
-    """Folder of the base model."""
     identity: str
     """`base_identity` of the base."""
 
@@ -86,11 +85,7 @@ def adapter_prompts(folder: Path, base: Path) -> PromptSettings | None:
 
 def check_weights(policy: PolicyVersion, base: Path) -> None:
     """Check that the torch engine, which samples for players without a run, can serve the adapter. Loads torch, and logs a line
-    if the adapter changes nothing.
-
-    Raises:
-        DataError: rank, layers, shapes or values do not fit.
-    """
+    if the adapter changes nothing. Raises DataError if rank, layers, shapes or values do not fit."""
     from entente.inference.adapter_check import check_adapter
     from entente.inference.torch_engine import MAX_RANK
 

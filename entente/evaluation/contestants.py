@@ -31,8 +31,6 @@ _VERSION = re.compile(r"(?:(?P<run>[^:]+):)?(?P<version>base|newest|v\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """One player of a match."""
-
     name: str
     """Name in tables: 'mover', 'v20', 'other:v20', or one of these with '+search'."""
     run: str = ""
@@ -51,7 +49,6 @@ class Contestant:
 
     @property
     def policy(self) -> PolicyVersion:
-        """The version, from the fields as match files store them."""
         return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash, adapter=self.adapter)
 
     @property
@@ -80,11 +77,8 @@ def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
 
 
 def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
-    """The players with these names; a version without a run name belongs to `run`.
-
-    Raises:
-        InputError: a name is unknown, a version does not exist, or a player is named twice.
-    """
+    """The players with these names; a version without a run name belongs to `run`. Raises InputError if a name is unknown, a
+    version does not exist, or a player is named twice."""
     contestants = [resolve_contestant(name, run, runs_root) for name in names]
     for index, player in enumerate(contestants):
         if player.name in [earlier.name for earlier in contestants[:index]]:
@@ -93,11 +87,8 @@ def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list
 
 
 def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
-    """The player with this name; see `resolve_contestants`.
-
-    Raises:
-        InputError: the name is unknown, or the version does not exist.
-    """
+    """The player with this name; see `resolve_contestants`. Raises InputError if the name is unknown, or the version does not
+    exist."""
     if name.endswith(SEARCHES):
         if (plain := name.removesuffix(SEARCHES)).endswith(SEARCHES):
             raise InputError(f"player '{name}' searches twice: leave out one '{SEARCHES}'")
@@ -130,7 +121,6 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
 
 
 def needs_run(names: Sequence[str]) -> bool:
-    """Whether one of these players is a version of the match's own run."""
     matches = (_VERSION.fullmatch(name.removesuffix(SEARCHES)) for name in names)
     return any(match is not None and not match["run"] for match in matches)
 
@@ -157,11 +147,8 @@ def _model(name: str, runs_root: Path) -> Contestant:
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
-    """The number of a version of the run: 'base', 'newest', 'v20', a number, or -1 for the newest.
-
-    Raises:
-        InputError: the run does not have it.
-    """
+    """The number of a version of the run: 'base', 'newest', 'v20', a number, or -1 for the newest. Raises InputError if the run
+    does not have it."""
     versions = [BASE_VERSION, *published_versions(paths)]
     if wanted in ("newest", -1):
         return versions[-1]

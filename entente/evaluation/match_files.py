@@ -27,8 +27,6 @@ from storage.files import durable_write, make_directory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchRecord:
-    """One match: its players, settings and result."""
-
     label: str
     settings: MatchSettings
     players: tuple[Contestant, ...]

@@ -36,8 +36,6 @@ PAR = 1 / len(POWERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayerResult:
-    """One player's figures over all its measured seats."""
-
     player: str
     seats: int
     measures: dict[str, Estimate]
@@ -64,8 +62,6 @@ class PairDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchTable:
-    """The result of a match."""
-
     games: int
     clusters: int
     players: tuple[PlayerResult, ...]

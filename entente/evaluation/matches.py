@@ -32,8 +32,6 @@ DEFAULT_GAMES = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GamePlan:
-    """The plan of one game."""
-
     key: str
     """Unique within the match."""
     cluster: str
@@ -50,8 +48,6 @@ class GamePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameResult:
-    """The result of one game."""
-
     key: str
     cluster: str
     pair: str
@@ -78,16 +74,12 @@ OnGame = Callable[[GameResult], None]
 
 
 def rounds_for(games: int) -> int:
-    """Whole rounds with at least `games` games."""
     return max(1, -(-games // GAMES_PER_ROUND))
 
 
 def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot] = ()) -> list[GamePlan]:
-    """The games of `rounds` rounds, first round first.
-
-    Raises:
-        InputError: games start from held-out positions, and none has a movement phase.
-    """
+    """The games of `rounds` rounds, first round first. Raises InputError if games start from held-out positions, and none has a
+    movement phase."""
     starts = _starts(settings, held_out)
     return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
 

@@ -38,7 +38,6 @@ class Protocol(BaseModel):
     measure: Measure = "sos"
 
     def fixed(self) -> dict[str, Any]:
-        """The match settings that the protocol fixes."""
         return {"start": "standard", "years": self.years, "measure": self.measure}
 
 

@@ -66,8 +66,6 @@ def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackPoint:
-    """The strength of one version."""
-
     version: int
     opponents: str
     """Scripted player that it was measured against."""
@@ -76,12 +74,10 @@ class TrackPoint:
 
 
 def track_label(version: int) -> str:
-    """Label of a version that is measured during training."""
     return f"track/v{version:06d}"
 
 
 def read_track(paths: RunPaths) -> list[TrackPoint]:
-    """All measured versions of a run, in ascending order."""
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
     return [

@@ -96,7 +96,6 @@ class MatchSettings(PlaySettings):
 
     @property
     def description(self) -> str:
-        """Seats, start and length of the games, and how the players play."""
         seats = f"one seat against six of {self.opponents}" if self.opponents else "all players at one table"
         start = "spring 1901" if self.start == "standard" else "held-out positions"
         how = self.how((*self.players, self.opponents))

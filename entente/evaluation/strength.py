@@ -47,7 +47,6 @@ class Gain:
     """Gain of one fork. Players with equal settings share its start and seed."""
 
     snapshot_id: str
-    """The start position."""
     game_id: str
     """Source game of the position: the cluster."""
     power: str
@@ -57,8 +56,6 @@ class Gain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The strength of one player."""
-
     mean: float
     """Mean centres gained per power over the horizon."""
     low: float | None
@@ -81,7 +78,6 @@ class Score:
         return Estimate(mean=self.mean, low=self.low, high=self.high, clusters=self.source_games)
 
     def describe(self) -> str:
-        """Mean, interval and size in words."""
         size = f"{format_count(self.positions, 'positions')} from {format_count(self.source_games, 'source games')}"
         return f"{self.mean:+.2f} centres, {self.estimate.describe('+.2f', 'source games')}; {self.forks} forks of {size}"
 
@@ -174,7 +170,6 @@ def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens) -> Opening:
 
 
 def _powers(snapshot: Snapshot) -> list[str]:
-    """A seeded sample of the powers that have something to order."""
     powers = list(Board.restore(snapshot).legal_orders())
     generator = dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
     return sorted(generator.sample(powers, min(POWERS_PER_POSITION, len(powers))))

@@ -49,7 +49,6 @@ class Continuation:
     """How both forks of a pair continue after the phase."""
 
     forks: int = 64
-    """Number of pairs."""
     years: int = 2
     """Counts of centres from the phase to the end."""
     players: tuple[str, ...] = ("dumbbot",)
@@ -78,8 +77,6 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The result."""
-
     position: RecordedPosition
     power: str
     """Whose centres count."""
@@ -92,7 +89,6 @@ class WhatIf:
         return self.difference_of(self.power)
 
     def difference_of(self, power: str) -> Estimate:
-        """The same for any power."""
         return self._estimate([pair.difference(power) for pair in self.pairs])
 
     def centres(self, power: str) -> tuple[Estimate, Estimate]:
@@ -111,13 +107,8 @@ class WhatIf:
 
 
 def other_orders(position: RecordedPosition, orders: Sequence[str], power: str = "") -> OrderSets:
-    """The order sets of the powers whose units `orders` names; other units keep their recorded orders.
-
-    Builds and disbands must be complete: a build without an order is waived.
-
-    Args:
-        power: the power that WAIVE applies to; empty: none.
-    """
+    """The order sets of the powers whose units `orders` names; other units keep their recorded orders. `power` is the one that
+    WAIVE applies to. Disbands must be complete; builds without an order are waived."""
     legal, named = position.board.legal_orders(), dict[str, list[str]]()
     for order in (" ".join(order.upper().replace("-", " - ").split()) for order in orders):
         if order == WAIVE and power in legal and legal[power].kind is OrderKind.BUILD:
@@ -131,14 +122,8 @@ def other_orders(position: RecordedPosition, orders: Sequence[str], power: str =
 
 
 def asked_power(position: RecordedPosition, power: str, changed: OrderSets | None) -> str:
-    """The power whose centres count: `power`, or the one with other orders.
-
-    Args:
-        changed: the other orders; None if a player chooses them: then the power with the most units to order.
-
-    Raises:
-        InputError: there is no such power, it had nothing to order, or several powers have other orders.
-    """
+    """The power whose centres count: `power`, or the one with other orders. If a player chooses these (`changed` is None), the
+    power with the most units. Raises InputError if it is ambiguous, unknown, or had nothing to order."""
     if power and power not in POWERS:
         raise InputError(f"there is no power '{power}': the powers are {', '.join(POWERS)}")
     legal = position.board.legal_orders()
@@ -156,11 +141,7 @@ def asked_power(position: RecordedPosition, power: str, changed: OrderSets | Non
 async def orders_of_player(
     position: RecordedPosition, power: str, name: str, how: Continuation, decider: Decider | None
 ) -> list[OrderSets]:
-    """The orders of player `name` for `power` in each pair.
-
-    Args:
-        decider: None: `name` is a scripted player.
-    """
+    """The orders of player `name` for `power` in each pair; scripted players have no `decider`."""
     legal = position.board.legal_orders()[power]
 
     async def choose(number: int) -> OrderSets:
@@ -243,7 +224,6 @@ async def _play(
     deciders: Mapping[str, Decider],
     progress: GameProgress | None,
 ) -> Standing:
-    """The final standing of the fork that continues from `board`."""
     lot = dice(luck, "seats")
     plan = ForkPlan(
         name=name,

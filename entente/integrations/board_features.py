@@ -61,12 +61,7 @@ class BoardFeatures:
         self._shared = shared
 
     def of(self, power: str, site: str = "", orders: Sequence[str] = ()) -> np.ndarray:
-        """int8 [FEATURES] for one power.
-
-        Args:
-            site: the current unit or centre, such as "A PAR" or "PAR"; empty: none.
-            orders: its orders of this phase so far.
-        """
+        """int8 [FEATURES]. `site`: the current unit or centre, as "A PAR" or "PAR"; `orders`: those of this phase so far."""
         features, rows, width = self._shared.copy(), province_rows(), len(CHANNELS)
         features[PROVINCES * width + POWERS.index(power)] = 1
         if site:
@@ -78,5 +73,4 @@ class BoardFeatures:
 
 @lru_cache(maxsize=1 << 16)
 def _last_place(order: str) -> str:
-    """The last province in an order."""
     return next(province(word) for word in reversed(order.split(" ")) if province(word) in province_rows())

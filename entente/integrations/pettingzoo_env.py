@@ -49,8 +49,6 @@ def env(**arguments: Any) -> "DiplomacyEnv":
 
 
 class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
-    """See the module's docstring."""
-
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         "name": "entente_v0",
         "render_modes": ["human", "ansi", "svg"],
@@ -140,11 +138,8 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         return {"observation": features, "text": self._text(agent) + order_lines, "action_mask": mask}
 
     def step(self, action: int | None) -> None:
-        """Order the current unit of the selected power; the last order of the last power resolves the phase.
-
-        Raises:
-            InputError: the action is masked, or no game is in progress.
-        """
+        """Order the current unit of the selected power; the last order of the last power resolves the phase. Raises InputError if
+        the action is masked, or no game is in progress."""
         if self._board is None or not self.agents:
             raise InputError("no game is being played: call reset() first")
         agent = self.agent_selection
@@ -180,11 +175,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         return None
 
     def position(self) -> Snapshot:
-        """The current position, from which another environment can start.
-
-        Raises:
-            InputError: no game is in progress.
-        """
+        """The current position, from which another environment can start. Raises InputError if no game is in progress."""
         if self._board is None:
             raise InputError("no game is being played: call reset() first")
         return self._board.snapshot(game_id="", seed=0, source="environment")

@@ -17,7 +17,6 @@ _BUILDS = {"A": "BUILD A", "F": "BUILD F", "F/NC": "BUILD F/NC", "F/SC": "BUILD 
 
 @lru_cache(maxsize=1)
 def action_texts() -> tuple[str, ...]:
-    """The text of each action."""
     reach = geography().reach
     locations = {location for _, location in reach}
     fleets = {province(location) for kind, location in reach if kind == "F"}
@@ -87,7 +86,6 @@ class UnitChoices:
             self._look()
 
     def _look(self) -> None:
-        """Set the legal actions of the current site."""
         legal, left = self.legal, self.legal.picks - len(self.orders)
         if not left:
             self.site = len(legal.sites)

@@ -46,14 +46,11 @@ _LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Server, account, games and player."""
-
     address: str
     """HOST:PORT, optionally with ws:// or wss://."""
     account: str
     password: str = field(repr=False)
     games: tuple[str, ...]
-    """Game ids."""
     power: str = ""
     """The power to take in each; empty: any free one."""
     game_password: str | None = field(default=None, repr=False)
@@ -61,7 +58,6 @@ class Entry:
     draw_after: int = 0
     """Game year after which the seat votes for a draw; 0: never."""
     player: str
-    """A name of `Players`."""
     seed: int = 0
 
 
@@ -85,13 +81,11 @@ class EnteredGames:
     """
 
     def __init__(self, entry: Entry, folder: Path, say: Callable[[str], None]) -> None:
-        """Stores finished games in `folder`; `say` logs messages for the user."""
         self.entry = entry
         self.lost: list[str] = []
         self.missed = 0
         self._folder, self._say = folder, say
         self._seats = {game: _Seat(game=game) for game in entry.games}
-        """Of the games in progress."""
         self._is_entered = False
 
     async def check(self) -> None:
@@ -303,11 +297,7 @@ class EnteredGames:
 
 
 async def sign_in(client: ServerClient, account: str, password: str) -> str:
-    """A token for the account; the server creates a new account.
-
-    Raises:
-        InputError: the server rejects account or password.
-    """
+    """A token for the account; the server creates a new account. Raises InputError if the server rejects account or password."""
     words = {
         "UserException": "the password is not the account's",
         "ServerRegistrationException": "there is no such account, and the server does not register new ones",

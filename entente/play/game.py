@@ -25,8 +25,6 @@ class StaleError(EntenteError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The order set that a player chose."""
-
     orders: tuple[str, ...]
     probability: float | None = None
     """Probability of the whole set under the policy version; None for other players."""
@@ -81,11 +79,7 @@ class PlayedGame:
     """
 
     def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0, years: int = 0) -> None:
-        """A game in spring 1901.
-
-        Raises:
-            InputError: a power has no seat, or a seat an unknown player.
-        """
+        """A game in spring 1901. Raises InputError if a power has no seat, or a seat an unknown player."""
         self.name, self.seats, self.seed, self.years = name, dict(seats), seed, years
         if sorted(self.seats) != sorted(POWERS):
             raise InputError(f"a game needs a player for each of {', '.join(POWERS)}")
@@ -113,7 +107,6 @@ class PlayedGame:
 
     @property
     def people(self) -> tuple[str, ...]:
-        """Powers of people that are not eliminated."""
         return tuple(power for power in POWERS if self.seats[power] == HUMAN and self.board.is_alive(power))
 
     @property
@@ -208,11 +201,8 @@ class PlayedGame:
         probabilities: Mapping[str, float],
         proposals: Mapping[str, tuple[SavedProposal, ...]],
     ) -> None:
-        """Resolve a phase with recorded orders, to restore a stored game.
-
-        Raises:
-            InputError: the game is over, or an order set is not legal.
-        """
+        """Resolve a phase with recorded orders, to restore a stored game. Raises InputError if the game is over, or an order set
+        is not legal."""
         if self.is_over:
             raise InputError(f"it continues after its end in {self.last_year}")
         legal = self.board.legal_orders()

@@ -10,7 +10,6 @@ from storage.played_games import SavedGame, SavedTurn
 
 
 def saved(game: PlayedGame) -> SavedGame:
-    """The game in its file format."""
     turns = (
         SavedTurn(
             phase=turn.board.phase,
@@ -26,8 +25,6 @@ def saved(game: PlayedGame) -> SavedGame:
 
 
 class GameFile:
-    """The file of a game in progress."""
-
     def __init__(self, file: Path) -> None:
         self.file = file
         self._turn = asyncio.Lock()
@@ -45,11 +42,7 @@ class GameFile:
 
 
 def open_game(stored: SavedGame, players: Players, file: Path) -> PlayedGame:
-    """The game at its last position.
-
-    Raises:
-        InputError: a player is missing, or the stored orders are not legal.
-    """
+    """The game at its last position. Raises InputError if a player is missing, or the stored orders are not legal."""
     game = PlayedGame(stored.name, stored.seats, players, seed=stored.seed, years=stored.years)
     for turn in stored.turns:
         if turn.phase != game.board.phase:

@@ -30,11 +30,7 @@ Headers = Mapping[bytes, bytes]
 
 
 def bind(host: str, port: int, key: str | None) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        InputError: the port is taken, or the address is not loopback and there is no key.
-    """
+    """A listening socket. Raises InputError if the port is taken, or the address is not loopback and there is no key."""
     if host not in LOOPBACK and not key:
         raise InputError(f"a server on {host} needs a key: set the key variable, or listen on 127.0.0.1")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -59,11 +55,8 @@ def has_key(headers: Headers, key: str) -> bool:
 
 
 def foreign_header(headers: Headers, own: Collection[str]) -> Literal["host", "origin"] | None:
-    """The header that names another host or another page (DNS rebinding, cross-site requests); None: neither does.
-
-    Args:
-        own: allowed values of Host; the first is that of the server's own page.
-    """
+    """The header that names another host or another page (DNS rebinding, cross-site requests); None: neither does. `own`: allowed
+    values of Host; the first is that of the server's own page."""
     names = [name.encode() for name in own]
     if headers.get(b"host", b"") not in names:
         return "host"
@@ -105,11 +98,8 @@ class _Server(uvicorn.Server):
 
 
 def make_server(app: FastAPI, *, drain_s: float, on_shutdown: Callable[[], object] | None = None) -> uvicorn.Server:
-    """A server of the app. Requests in flight get `drain_s` seconds to finish after a termination signal.
-
-    Args:
-        on_shutdown: called after such a signal, to answer waiting requests: uvicorn logs an error for requests that it cancels.
-    """
+    """After a termination signal, requests in flight get `drain_s` seconds to finish. `on_shutdown` is called first, to answer
+    waiting requests: uvicorn logs an error for requests that it cancels."""
     config = uvicorn.Config(
         app,
         http="h11",

@@ -59,8 +59,6 @@ class _Message(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """The supported parameters."""
-
     model_config = ConfigDict(extra="allow", strict=True)
 
     model: str
@@ -74,7 +72,6 @@ class ChatRequest(BaseModel):
 
     @property
     def drawn_at(self) -> float:
-        """Sampling temperature."""
         return 1.0 if self.temperature is None else max(self.temperature, LEAST_TEMPERATURE)
 
 

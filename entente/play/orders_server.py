@@ -198,7 +198,6 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
 
     @app.get("/health")
     async def health() -> Response:
-        """For operators: samples in flight, and the engine's counts."""
         return JSONResponse({"in_flight": draws.in_flight, "engine": asdict(await policy.host.run(policy.engine.stats()))})
 
     return app

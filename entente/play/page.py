@@ -18,14 +18,7 @@ _DIGITS = 6
 
 
 def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, file: str = "") -> str:
-    """The self-contained page.
-
-    Args:
-        players: names of players for hints.
-        key: sent with each request of the page.
-        nonce: for the page's script and style (Content-Security-Policy).
-        file: path of the game's file, quoted for a shell; empty: not stored.
-    """
+    """The self-contained page. `nonce` is for its script and style (Content-Security-Policy); see `play_app` for the others."""
     template = page_template("page.html.jinja", Path(__file__).parent)
     page = {
         "key": key,

@@ -16,7 +16,6 @@ class SeatedPlayers:
     """Implements `entente.play.game.Players` with open players."""
 
     def __init__(self, names: Sequence[str], opened: OpenPlayers, temperature: float = 1.0) -> None:
-        """`temperature`: sampling temperature of policy versions."""
         self.names = tuple(names)
         self._opened, self._temperature = opened, temperature
 

@@ -41,7 +41,6 @@ class PolicyVersion:
 
 
 BASE = PolicyVersion(version=BASE_VERSION, adapter_hash=BASE_HASH)
-"""The base model without an adapter."""
 
 
 def lora_scale(rank: int, alpha: float, *, root: bool) -> float:
@@ -55,11 +54,8 @@ def combined_hash(digests: Iterable[str]) -> str:
 
 
 def measure_adapter(folder: Path) -> tuple[dict[str, dict[str, int | str]], str]:
-    """Size in bytes and SHA-256 of each adapter file, by name, and the hash of the adapter.
-
-    Raises:
-        DataError: a file is missing, cannot be read, or is not a regular file.
-    """
+    """Size in bytes and SHA-256 of each adapter file, by name, and the hash of the adapter. Raises DataError if a file is
+    missing, cannot be read, or is not a regular file."""
     files: dict[str, dict[str, int | str]] = {}
     digests = []
     for name in ADAPTER_FILES:

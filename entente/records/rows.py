@@ -36,9 +36,7 @@ class GenerationRequest:
     request_id: str
     """Unique within a run. The same id with the same seed gives the same completion."""
     prompt_ids: Sequence[int]
-    """Token ids of the whole prompt."""
     table: LegalTable
-    """Automaton of the legal completions."""
     seed: int
     """Sampling seed of this completion, 63 bits."""
     temperature: float = 1.0
@@ -68,7 +66,6 @@ class Generation:
     decode_ms: float = 0.0
     """From the first token to the last; with a vLLM server, the time of the whole request."""
     cached_tokens: int = 0
-    """Prompt tokens from the prefix cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +93,18 @@ class Decision:
     game_id: Text = ""
     """Source game of the snapshot."""
     seed: Int64
-    """Seed of this decision's random draws."""
+    """Sampling seed."""
     opponents: Text = ""
-    """What plays the other powers: random, policy:12 (a past version) or policy; by seat AUSTRIA=random,ENGLAND=policy:12,..."""
+    """Players of the other powers: random, policy:12 (a past version) or policy; by seat AUSTRIA=random,ENGLAND=policy:12,..."""
     policy_version: Int32
-    """Trainer steps of the adapter that drew all tokens of the completion; 0: the base model."""
+    """Trainer steps of the adapter that sampled the completion; 0: the base model."""
     worker: Text
-    """Name of the engine or server that drew the completion."""
+    """Name of the engine or server."""
     adapter_hash: Text
     """Hash of the adapter files; 'base' for version 0."""
     input_ids: Int32List
     """[prompt_len + n_completion] token ids: prompt, then completion."""
     prompt_len: Int32
-    """Tokens of the prompt."""
     behaviour_logprobs: Float32List
     """[n_completion] nats, after the legal mask and temperature."""
     legal_ids: Int32List
@@ -118,7 +114,7 @@ class Decision:
     temperature: Float32
     """Sampling temperature."""
     orders: TextList
-    """The orders as given to the game engine, in the order of the sites."""
+    """The orders for the game engine, in the order of the sites."""
     centres_gained: Float32 = 0.0
     """Change of the number of centres, from this decision to the power's next in this fork, or to the fork's end."""
     sos_share: Float32 = 0.0
@@ -140,7 +136,7 @@ class Decision:
     orders_bounced: Float32 = 0.0
     """Own moves and retreats in that span that another unit blocked."""
     orders_rejected: Int16 = 0
-    """Orders that the game engine did not accept; rows with more than 0 are not trained on."""
+    """Orders that the game engine rejected; the trainer skips rows with more than 0."""
     status: Text = "complete"
     """complete | failed."""
     reason: Text = ""
@@ -154,9 +150,9 @@ class Decision:
     decode_ms: Float32
     """Milliseconds from the first token to the last."""
     engine_ms: Float32 = 0.0
-    """Milliseconds of the game engine for this ply; legal orders that forks share do not count."""
+    """Milliseconds of the game engine for this phase, without the legal orders that forks share."""
     cached_tokens: Int32
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens from the prefix cache."""
     checksum: UInt32 = 0
     """CRC32 over all other columns of the row; to_table() fills it in."""
 
