@@ -45,8 +45,8 @@ class TokenLines:
         self._lengths[:count], self._keys[:count] = old[1][:count], old[2][:count]
 
     def sorted(self, rows: np.ndarray, roots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sort options by root, then by ids. Returns the permutation, int64 [options], and, sorted, the ids, int32 [options, width],
-        padded with -1, and the lengths, int64 [options]."""
+        """Sort options by root, then by ids. Returns the permutation, int64 [options], the sorted ids, int32 [options, width],
+        padded with -1, and the sorted lengths, int64 [options]."""
         order = np.lexsort((self._keys[rows], roots))
         rows = rows[order]
         return order, self._ids[rows], self._lengths[rows]

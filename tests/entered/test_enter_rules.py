@@ -222,7 +222,7 @@ def test_a_player_that_cannot_choose_in_a_position_does_not_lose_the_game(play, 
     server = Server(states())
     games, said, _ = play(server)
     assert [orders for _, orders, _ in server.given] == [(), ()] and games.lost == []
-    assert "and plays on: the prompt is longer" in said[0]
+    assert "and continues: the prompt is longer" in said[0]
 
 
 def test_a_seat_with_a_deadline_has_an_empty_order_set_meanwhile(play):

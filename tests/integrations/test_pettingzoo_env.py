@@ -151,7 +151,7 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(positions: list[Snapshot])
     environment = env()
     environment.reset()
     masked = action_of("A BUD - PAR")
-    with pytest.raises(InputError, match=rf"^action {masked} \(PAR\) is masked for A BUD of AUSTRIA in S1901M: draw one where"):
+    with pytest.raises(InputError, match=rf"^action {masked} \(PAR\) is masked for A BUD of AUSTRIA in S1901M: sample one where"):
         environment.step(masked)
     assert environment.observe("AUSTRIA")["text"].endswith("ORDERS:\n")
     with pytest.raises(InputError, match=r"^action 99999 "):

@@ -37,7 +37,7 @@ def ask(game: PlayedGame, talk: Callable[[httpx.AsyncClient], Awaitable[Any]]) -
     [
         ({"x-entente-key": "another"}, 403, "the key of this address is missing or old"),
         ({"host": "evil.example"}, 403, "on this machine only"),
-        ({"origin": "http://evil.example"}, 403, "another page asks"),
+        ({"origin": "http://evil.example"}, 403, "comes from another page"),
     ],
 )
 def test_other_hosts_pages_and_keys_are_refused_at_every_address(game, headers, status, said):
