@@ -36,7 +36,7 @@ def bench_game(*, phases: int = 600, rounds: int = 5, seed: int = 0) -> Outcome:
         EngineError: the same orders led to another position.
     """
     if phases < 1 or rounds < 1:
-        raise InputError(f"There is nothing to measure in {phases} phases and {rounds} rounds: both are at least 1.")
+        raise InputError(f"There is nothing to measure in {phases} phases and {rounds} rounds: both must be at least 1.")
     games = played_games(phases, seed)
     count = sum(len(notes) for notes, _ in games)
     fast, plain = zip(*(_one_round(games) for _ in range(rounds)), strict=True)

@@ -53,7 +53,7 @@ class Outcome:
 
 def check_rounds(rounds: int) -> None:
     if rounds < 1:
-        raise InputError(f"There is nothing to measure in {rounds} rounds: at least 1.")
+        raise InputError(f"There is nothing to measure in {rounds} rounds: use at least 1.")
 
 
 def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.process_time()) -> tuple[float, Any]:
@@ -67,10 +67,10 @@ def waited(work: Callable[[], Any]) -> tuple[float, Any]:
     return timed(work, lambda: time.perf_counter())
 
 
-def require_found(result: object, what: str) -> None:
+def require_result(result: object, what: str) -> None:
     """Raises DataError if the measured work had no result."""
     if not result:
-        raise DataError(f"the benchmark did not find {what}, so its time would mean nothing: report this")
+        raise DataError(f"the benchmark did not find {what}, so its time is meaningless: report this bug")
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

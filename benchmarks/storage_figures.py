@@ -12,7 +12,7 @@ from statistics import median
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.outcome import Outcome, Target, require_found, timed, waited
+from benchmarks.outcome import Outcome, Target, require_result, timed, waited
 from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, history, plies_of
 from entente.telemetry.errors import InputError
 from storage.index import Index, open_index
@@ -61,7 +61,7 @@ def _choosing(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, f
     for step in range(rounds + 1):
         for paths, index in indexes.items():
             took, (chosen, _) = timed(lambda index=index, step=step: _choose(index, step))
-            require_found(chosen.num_rows, f"a selection among the rows of {paths.root.name}")
+            require_result(chosen.num_rows, f"a selection among the rows of {paths.root.name}")
             if step:  # the first one warms up
                 times[paths].append(took)
     return {
@@ -88,7 +88,7 @@ def use_some_rows(paths: RunPaths) -> None:
         f"SELECT {names}, 0::INTEGER AS policy_lag, 0::INTEGER AS advantage_group FROM decisions "
         "WHERE md5_number(concat_ws(':', start_group, power)) % 10 < 4"
     ).to_arrow_table()
-    require_found(rows.num_rows, "rows that were used")
+    require_result(rows.num_rows, "rows that were used")
     write_ledger(paths, VERSIONS - 1, rows, {})
 
 
@@ -98,8 +98,8 @@ def _choose(index: Index, step: int) -> tuple[pa.Table, dict[str, int]]:
 
 def opened(index: Index) -> Index:
     """The refreshed index. Raises DataError if there are no rows, or damaged ones."""
-    require_found(index.refresh(), "decisions of a run")
-    require_found(not index.refused, "shards that are whole")
+    require_result(index.refresh(), "decisions of a run")
+    require_result(not index.refused, "shards that are whole")
     return index
 
 
@@ -115,7 +115,7 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         rows, plies = decisions_of(range(number, number + 1), seed), plies_of(range(number, number + 1))
         publish_shard(paths, "bench", number, rows, plies, {})
         took, taken = timed(index.refresh)
-        require_found(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
+        require_result(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
     pool = rows_of(index)
     draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
@@ -125,7 +125,7 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
     gather = []
     for rows in draws:
         took, batch = timed(lambda rows=rows: index.gather(rows))
-        require_found(len(batch.input_ids), "the tokens of a batch")
+        require_result(len(batch.input_ids), "the tokens of a batch")
         gather.append(took)
     return {
         "attach_ms": 1000 * median(attach[1:]),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.laptop_run import model_of, record_rows
-from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds, require_found
+from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds, require_result
 from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EntenteError, InputError
@@ -73,8 +73,8 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
         (Path(folder) / "settings.json").write_text(json.dumps(trl_settings(model, training, rows_each)))
         with start(trl_python, folder) as child:
             loaded = ask(child)
-            require_found(loaded["decisions"] == len(rows), "the same decisions in TRL's arm")
-            require_found(loaded["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
+            require_result(loaded["decisions"] == len(rows), "the same decisions in TRL's arm")
+            require_result(loaded["completion_tokens"] == int(batch.completion_offsets[-1]), "the same tokens in TRL's arm")
             arms = {
                 "ours": lambda: cpu_seconds(lambda: updater.apply(updater.accumulate(batch, rows, advantages))),
                 "trl": lambda: ask(child)["cpu_s"],

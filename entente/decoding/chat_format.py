@@ -83,7 +83,7 @@ def read_format(render: Render, samples: Sequence[tuple[str, str]], examples: Se
     try:
         text = render(messages_of(rules, turns, body), True)
     except InputError:
-        # The template refuses a system part, or nothing helps, and then this raises again.
+        # Some templates reject a system message; if that was not the cause, this raises again.
         messages_of = _user_alone
         text = render(messages_of(rules, turns, body), True)
     before, is_there, rest = text.partition(rules)

@@ -35,7 +35,7 @@ def resolve_model(name: str | Path) -> Path:
         if not (folder / required).is_file():
             raise InputError(f"model '{name}' has no {required}: save it with `save_pretrained` (model and tokenizer)")
     if pipe := next((file.name for file in folder.iterdir() if file.exists() and not (file.is_file() or file.is_dir())), ""):
-        raise InputError(f"model '{name}' holds '{pipe}', which is no regular file and may never end: remove it")
+        raise InputError(f"model '{name}' contains '{pipe}', which is not a regular file: remove it")
     check_computed(folder, read_config(folder))
     return folder.resolve()
 

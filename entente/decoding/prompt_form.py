@@ -162,7 +162,7 @@ def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> 
                 )
                 return Seam(moved=moved, context=context, lost_tokens=-(-lost // len(cuts)))
     raise InputError(
-        f"tokenizer of '{codec.folder}' encodes a prompt only as a whole, so that powers of a position could share nothing: "
+        f"tokenizer of '{codec.folder}' encodes a prompt only as a whole, so the powers of a position cannot share a prefix: "
         "use a model with another tokenizer"
     )
 

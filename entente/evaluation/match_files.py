@@ -95,4 +95,4 @@ def read_match(file: Path) -> MatchRecord:
     try:
         return _RECORD.validate_json(file.read_bytes())
     except ValidationError as error:
-        raise DataError(f"{file} is not a match of this version: delete it, and play it again") from error
+        raise DataError(f"{file} is not a match of this version: delete it, and run the match again") from error

@@ -90,8 +90,8 @@ def _starts(settings: MatchSettings, held_out: Sequence[Snapshot]) -> list[Snaps
     movements = [snapshot for snapshot in held_out if snapshot.phase_type == "M"]
     if not movements:
         raise InputError(
-            "the run's state cache holds no held-out position of a movement phase to play from: "
-            "play from the standard start, or build a cache with cache.held_out_snapshots"
+            "the run's state cache has no held-out position of a movement phase: "
+            "use the standard start, or build a cache with cache.held_out_snapshots"
         )
     return list(movements)
 

@@ -51,9 +51,9 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
     except FileNotFoundError:
         return None
     except ValidationError as error:
-        raise DataError(f"{file} is not a score of this version: delete it, and it is measured again") from error
+        raise DataError(f"{file} is not a score of this version: delete it, and Entente measures it again") from error
     if record.label != label:
-        raise DataError(f"{file} is a copy of the score '{record.label}': delete it, and '{label}' is measured again")
+        raise DataError(f"{file} is a copy of the score '{record.label}': delete it, and Entente measures '{label}' again")
     return record
 
 

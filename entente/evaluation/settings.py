@@ -13,9 +13,9 @@ from entente.telemetry.setting_marks import Seed, Settings
 Measure = Literal["centres", "gained", "sos", "win", "survival", "solo"]
 
 SCORE_SEED = 1000
-"""Seed of the positions, dice and draws of every score, so that any two scores can be compared."""
+"""Seed of the positions and samples of every score, so that all scores are comparable."""
 POWERS_PER_POSITION = 2
-"""Powers tried on each position of a score. They share the position's luck, so more positions tell more than more powers."""
+"""Powers measured on each position. Their results are correlated, so more positions add more information than more powers."""
 
 
 class EvaluationSettings(Settings):
@@ -63,7 +63,7 @@ class PlaySettings(Settings):
 
 
 MATCH_SEED = 1000
-"""Of matches that ask for no other."""
+"""Default seed of matches."""
 
 
 class MatchSettings(PlaySettings):

@@ -145,12 +145,12 @@ async def orders_of_player(
     legal = position.board.legal_orders()[power]
 
     async def choose(number: int) -> OrderSets:
-        luck = _luck(position, how, number)
+        seed_name = _seed_name(position, how, number)
         if decider is None:
-            return {power: tuple(player(name)(legal, dice(luck, position.board.phase, power), position.board))}
+            return {power: tuple(player(name)(legal, dice(seed_name, position.board.phase, power), position.board))}
         request = DecisionRequest(
-            game=f"{luck}/orders",
-            dice=luck,
+            game=f"{seed_name}/orders",
+            dice=seed_name,
             ply=0,
             power=power,
             legal=legal,
@@ -158,7 +158,7 @@ async def orders_of_player(
             snapshot_id=_snapshot_id(position.board),
             temperature=how.temperature,
         )
-        return {power: tuple(orders_of(await _SamePhaseSameLuck(decider).decide(request)))}
+        return {power: tuple(orders_of(await _SeededByPhase(decider).decide(request)))}
 
     return list(await asyncio.gather(*map(choose, range(how.forks))))
 
@@ -181,15 +181,23 @@ async def play_pairs(
         DataError: the recorded orders are not legal.
         EngineError: a decision failed.
     """
-    wrapped = {name: _SamePhaseSameLuck(decider) for name, decider in (deciders or {}).items() if name in how.players}
+    wrapped = {name: _SeededByPhase(decider) for name, decider in (deciders or {}).items() if name in how.players}
     starts, places = _Starts(position.board), asyncio.Semaphore(_AT_ONCE)
 
     async def play(number: int, other: OrderSets) -> Pair:
         async with places:
-            luck = _luck(position, how, number)
+            seed_name = _seed_name(position, how, number)
             played, replaced = await asyncio.gather(
-                _play(position, starts.after(dict(position.orders)), f"{luck}/played", luck, how, wrapped, progress),
-                _play(position, starts.after({**position.orders, **other}), f"{luck}/changed", luck, how, wrapped, progress),
+                _play(position, starts.after(dict(position.orders)), f"{seed_name}/played", seed_name, how, wrapped, progress),
+                _play(
+                    position,
+                    starts.after({**position.orders, **other}),
+                    f"{seed_name}/changed",
+                    seed_name,
+                    how,
+                    wrapped,
+                    progress,
+                ),
             )
         return Pair(number=number, played=played, changed=replaced)
 
@@ -219,17 +227,17 @@ async def _play(
     position: RecordedPosition,
     board: Board,
     name: str,
-    luck: str,
+    seed_name: str,
     how: Continuation,
     deciders: Mapping[str, Decider],
     progress: GameProgress | None,
 ) -> Standing:
-    lot = dice(luck, "seats")
+    rng = dice(seed_name, "seats")
     plan = ForkPlan(
         name=name,
-        shared_name=luck,
-        dice=luck,
-        seats={power: lot.choice(how.players) for power in POWERS},
+        shared_name=seed_name,
+        dice=seed_name,
+        seats={power: rng.choice(how.players) for power in POWERS},
         horizon_years=how.years,
         counted_from=position.board.phase,
         temperature=how.temperature,
@@ -248,7 +256,7 @@ async def _play(
     return fork.end
 
 
-class _SamePhaseSameLuck:
+class _SeededByPhase:
     """Seeds a decision by its phase, not by its phase index: a retreat phase in one fork must not shift the seeds of a pair."""
 
     def __init__(self, decider: Decider) -> None:
@@ -259,7 +267,7 @@ class _SamePhaseSameLuck:
         return await self._decider.decide(replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", ply=0))
 
 
-def _luck(position: RecordedPosition, how: Continuation, number: int) -> str:
+def _seed_name(position: RecordedPosition, how: Continuation, number: int) -> str:
     return f"what-if/{how.seed}/{_snapshot_id(position.board)}/{number}"
 
 

@@ -136,7 +136,7 @@ class PlayedGame:
         if legal is None:
             raise InputError(f"{power} has nothing to order in {self.board.phase}")
         if power in self.pending:
-            raise StaleError(f"{power} has ordered already: another window did it")
+            raise StaleError(f"{power} has already ordered in another window")
         self.pending[power] = _whole(legal, orders, self.board.phase)
         turns = len(self.turns)
         self._change()

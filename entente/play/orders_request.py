@@ -110,12 +110,12 @@ def read_question(request: ChatRequest) -> tuple[Board, LegalOrders]:
 
 def _text(message: _Message) -> str:
     if message.role != "user":
-        raise InputError(f"the last message is of the role {message.role[:60]!r}: it must be the user's, with a position")
+        raise InputError(f"the last message has the role {message.role[:60]!r}: it must be a user message with a position")
     if isinstance(message.content, str):
         return message.content
     texts = [part.get("text") if part.get("type") == "text" else None for part in message.content or ()]
     if not texts or not all(isinstance(text, str) for text in texts):
-        raise InputError("the last message must hold text, and nothing else")
+        raise InputError("the last message must contain text, and nothing else")
     return "\n".join(map(str, texts))
 
 
@@ -128,9 +128,9 @@ def _position(text: str) -> tuple[str, Board]:
     except (ValueError, RecursionError) as error:
         raise InputError(f"the message starts like a JSON object, but is not one: {str(error)[:100]}") from error
     if unknown := sorted(set(asked) - {"power", "state", "game"}):
-        raise InputError(f"the message has the key {unknown[0][:60]!r}: it holds 'power', and either 'state' or 'game'")
+        raise InputError(f"the message has the key {unknown[0][:60]!r}: it must have 'power', and either 'state' or 'game'")
     if ("state" in asked) == ("game" in asked):
-        raise InputError("the message must hold either 'state' (Game.get_state) or 'game' (to_saved_game_format)")
+        raise InputError("the message must have either 'state' (Game.get_state) or 'game' (to_saved_game_format)")
     power = asked.get("power")
     if not isinstance(power, str) or power.upper() not in POWERS:
         named = f"{power!r}"[:60]

@@ -153,7 +153,7 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
                 return error.response()
             case EngineLostError() | VersionGoneError():
                 return ApiError(503, str(error), code="engine_lost").response()
-            case EngineError():  # the engine refused this request, for example as too long
+            case EngineError():  # the engine rejected this request, for example as too long
                 return ApiError(400, str(error), code="engine_refused").response()
         return ApiError(500, str(error), code="server_error").response()
 

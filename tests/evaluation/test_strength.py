@@ -89,7 +89,7 @@ def test_positions_of_too_few_games_have_a_score_and_no_interval(positions, game
 
 
 def test_too_few_held_out_positions_are_refused(positions):
-    with pytest.raises(InputError, match="evaluation.positions is 8, but the state cache holds 3 held-out positions"):
+    with pytest.raises(InputError, match=r"evaluation\.positions is 8, but the state cache holds 3 held-out"):
         score("random", positions[:3])
 
 
