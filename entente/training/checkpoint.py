@@ -1,10 +1,10 @@
 """Checkpoints: the trainer's whole state after a step.
 
-`checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and
-of every random generator (`trainer.safetensors`), copies of the newest ledgers, and a manifest, written last. The manifest holds
-the step, the values that are not tensors, the size and SHA-256 of each file, and a checksum of itself. A folder
-whose manifest or files do not match is not a checkpoint. No file is a pickle, so reading a checkpoint runs no code. A folder is
-written under another name, fsynced and renamed, so a checkpoint is complete or absent after a kill.
+`checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and the random generators
+(`trainer.safetensors`), copies of the newest ledgers, and a manifest, written last: the step, the values that are not tensors,
+the size and SHA-256 of each file, and a checksum of itself. A folder whose files do not match its manifest is not a checkpoint.
+No file is a pickle, so reading a checkpoint runs no code. A folder is written under another name, fsynced and renamed, so after a
+kill a checkpoint is complete or absent.
 """
 
 import hashlib
@@ -39,14 +39,14 @@ _FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The content of a checkpoint beside its tensors."""
+    """The content of a checkpoint except its tensors."""
 
     step: int
     """Steps done; the policy version of its adapter."""
     settings_hash: str
     """Hash of the training settings of the step."""
     skipped_in_a_row: int = 0
-    """Updates skipped in a row so far, because they were not finite."""
+    """Consecutive updates skipped so far because they were not finite."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the step. If the run was killed before it logged them, the resumed run logs them."""
     outcome: Outcome | None = None
@@ -55,7 +55,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateValues:
-    """The part of the optimiser's and the random generators' state that is not tensors."""
+    """The optimiser's and random generators' state that is not tensors."""
 
     optimiser_groups: list[dict[str, Any]]
     """AdamW's parameter groups: learning rate and the like."""
@@ -82,7 +82,7 @@ def save_checkpoint(
     """Write the checkpoint of `state.step` durably, with copies of `ledgers`, then remove all but the newest `keep`.
 
     Raises:
-        DataError: a checkpoint of that step exists already.
+        DataError: a checkpoint of that step exists.
     """
     final = paths.checkpoint(state.step)
     aside = final.with_name(f".{final.name}.writing")
@@ -111,7 +111,7 @@ def _write(aside: Path, state: Checkpoint, policy: Policy, optimiser: torch.opti
 
 
 def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer) -> Checkpoint:
-    """Restore policy, optimiser and random generators bitwise from the checkpoint of `step`. On an error nothing is changed.
+    """Restore policy, optimiser and random generators bit for bit. On an error nothing changes.
 
     Raises:
         DataError: a file is missing, truncated or altered, or the checkpoint is of another step.
@@ -120,7 +120,7 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
     folder = paths.checkpoint(step)
     state, values = _verified(folder)
     if state.step != step:
-        raise DataError(f"checkpoint '{folder}' is of step {state.step}, but its place is that of step {step}")
+        raise DataError(f"checkpoint '{folder}' is of step {state.step}, but its folder is that of step {step}")
     try:
         tensors = load_tensors((folder / _TENSORS).read_bytes())
         policy.load_adapter(folder)
@@ -131,7 +131,7 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
 
 
 def _verified(folder: Path) -> tuple[Checkpoint, StateValues]:
-    """The manifest's content, after the checksums of the manifest and of all files were verified."""
+    """Manifest content after verifying its checksum and those of all files."""
     try:
         record = read_object(folder / CHECKPOINT_MANIFEST)
     except (FileNotFoundError, DataError) as error:
@@ -159,10 +159,10 @@ _STATE, _VALUES = TypeAdapter(Checkpoint), TypeAdapter(StateValues)
 
 
 def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
-    """Refuse an intact checkpoint of another format. A damaged one is not refused here: the caller skips it."""
-    found = record.get("format")
-    if found != _FORMAT and is_sealed(record):
-        raise InputError(f"checkpoint '{folder}' has format {found}, this program reads {_FORMAT}: use the release that wrote it")
+    """Refuse an intact checkpoint of another format. The caller skips a damaged one."""
+    wrote = record.get("format")
+    if wrote != _FORMAT and is_sealed(record):
+        raise InputError(f"checkpoint '{folder}' has format {wrote}, this program reads {_FORMAT}: use the release that wrote it")
 
 
 def _sha256(file: Path) -> str:
@@ -171,8 +171,8 @@ def _sha256(file: Path) -> str:
 
 
 def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[dict[str, Tensor], StateValues]:
-    """The state of the optimiser and the random generators as named tensors and plain values, bit for bit; of GPU generators only
-    if `device` is a GPU."""
+    """State of the optimiser and the random generators as named tensors and plain values, bit for bit; with GPU generators if
+    `device` is a GPU."""
     state = optimiser.state_dict()
     tensors = {f"optimiser.{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
     _, keys, position, has_normal, normal = np.random.get_state()
@@ -196,7 +196,7 @@ def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[
 def restore_state(
     tensors: Mapping[str, Tensor], values: StateValues, optimiser: torch.optim.Optimizer, device: torch.device
 ) -> None:
-    """Apply what `pack_state` made for an optimiser of equal parameters. Whoever stored it has checked it against a hash."""
+    """Apply the result of `pack_state` to an optimiser of equal parameters; the caller has verified its hash."""
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimiser."):

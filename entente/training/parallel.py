@@ -1,14 +1,14 @@
-"""Data parallelism over advantage groups: several processes, which torchrun started, share the rows of an update.
+"""Data parallelism over advantage groups: the processes that torchrun started split the rows of an update.
 
-The process of rank 0, the leader, owns the optimiser, the checkpoints and the run. For each update the other processes, the
-followers, receive the rows and the current adapter, and compute the gradient of their share of the rows. All gradients are
-summed. Followers keep no state between updates.
+Rank 0, the leader, owns the optimiser, the checkpoints and the run. For each update the other ranks receive the rows and the
+current adapter, and compute the gradient of their part of the rows. All gradients are summed. The other ranks keep no state
+between updates.
 
 Every process divides its loss by constants of the *whole* update, so losses and gradients add up to those of one process. An
-advantage group is never split. The shares have about equally many unique tokens, which is what a forward computes.
+advantage group is never split. The parts have about equally many unique tokens, which is what a forward computes.
 
 Each process has the whole base model, or with `training.split_base` a part of it. Then all run their forwards together: each
-gathers a block's weights from all of them, uses the block, and forgets the others' part.
+gathers a block's weights from all of them, uses the block, and drops the others' part.
 """
 
 import os
@@ -29,28 +29,27 @@ from entente.training.objective import Objective
 from storage.gather import Batch
 
 _CLOSE_ENOUGH = 0.005
-"""Shares are balanced until the largest is known to this share of its smallest possible size."""
+"""Relative precision to which the size of the largest part is minimised."""
 _ROLLOUTS = timedelta(days=30)
-"""Longest wait of a follower for the next update, while its rollouts are played. The end of a process is noticed at once: by
-torchrun on its machine, by its closed connections on the others."""
+"""Longest wait of ranks above 0 for the next update, during its rollouts. An exited process is noticed at once: by torchrun on
+its machine, by closed connections on the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The processes of a trainer, from the view of one of them."""
+    """The trainer processes, as seen from one of them."""
 
     rank: int
-    """Number of this process; 0 is the leader."""
+    """Rank of this process; 0 is the leader."""
     local_rank: int
-    """Its number on its machine."""
+    """Its rank on its machine."""
     size: int
-    """Number of processes."""
     control: Any
-    """The gloo group for objectives and results. Weights and gradients go over the default group, which is of NCCL on GPUs."""
+    """The gloo group for objectives and results. Weights and gradients use the default group: NCCL on GPUs."""
 
     @classmethod
     def join(cls) -> "Peers | None":
-        """Meet the processes that torchrun started with this one; None if torchrun did not start it."""
+        """Join the processes that torchrun started; None if torchrun did not start this one."""
         if not dist.is_torchelastic_launched():
             return None
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -59,17 +58,15 @@ class Peers:
 
     @property
     def leads(self) -> bool:
-        """True in the leader."""
         return self.rank == 0
 
     def broadcast(self, message: Any = None) -> Any:
-        """Send the leader's message to every process; returns it. The argument of a follower is ignored."""
+        """Send the leader's message to every process; returns it. Other ranks' arguments are ignored."""
         box = [message]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
     def broadcast_weights(self, parameters: Iterable[Parameter]) -> None:
-        """Copy the leader's weights to every process."""
         weights = list(parameters)
         flat = torch.cat([weight.detach().flatten() for weight in weights])
         dist.broadcast(flat, src=0)
@@ -86,40 +83,35 @@ class Peers:
         for weight, part in zip(weights, _parts(flat, weights), strict=True):
             weight.grad = part.clone()
 
-    def gather(self, found: Any) -> list[Any]:
-        """Results of all processes by rank, in the leader; a list of None in a follower."""
+    def gather(self, result: Any) -> list[Any]:
+        """Results by rank in the leader; a list of None in the other ranks."""
         results: list[Any] = [None] * self.size
-        dist.gather_object(found, results if self.leads else None, dst=0, group=self.control)
+        dist.gather_object(result, results if self.leads else None, dst=0, group=self.control)
         return results
 
     def most(self, count: int) -> int:
-        """The largest count of all processes."""
-        found = torch.tensor(count, dtype=torch.int64)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.control)
-        return int(found)
+        largest = torch.tensor(count, dtype=torch.int64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.control)
+        return int(largest)
 
 
 Compute = Callable[[Objective, Sequence[int], Sequence[int]], Any]
-"""Computes an objective's part for some of its rows and of its lessons' rows; its result is sent to the leader. A gradient is
-computed into the parameters."""
+"""Computes an objective for some of its rows and of its targets' rows; the result goes to the leader, a gradient into the
+parameters."""
 
 
 def lead(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
-    """Compute an objective together with the followers. A gradient in the parameters is then that of all its rows.
-
-    Returns:
-        The result of each process, by rank.
-    """
+    """Compute an objective on all ranks; returns their results by rank. The parameters then hold the gradient of all rows."""
     peers.broadcast(objective)
     return _take_part(peers, objective, parameters, compute)
 
 
 def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
-    """Take part in every objective of the leader, until it ends."""
+    """Compute a part of every objective of the leader, until it exits."""
     while True:
         try:
             objective = peers.broadcast()
-        except RuntimeError:  # the leader's connection has closed
+        except RuntimeError:  # the leader closed its connection
             return
         _take_part(peers, objective, parameters, compute)
 
@@ -130,22 +122,22 @@ def _take_part(peers: Peers, objective: Objective, parameters: Sequence[Paramete
     if objective.advantages is None:
         return peers.gather(compute(objective, mine, ()))
     taught = [] if objective.lessons is None else split_rows(objective.lessons.batch, objective.taught, peers.size)[peers.rank]
-    found = compute(objective, mine, taught)
+    result = compute(objective, mine, taught)
     peers.add_gradients(parameters)
-    return peers.gather(found)
+    return peers.gather(result)
 
 
 def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Split `rows` among `size` processes: whole advantage groups, so that the largest number of unique tokens is small.
+    """Split `rows` among `size` processes by whole advantage groups, so that the largest number of unique tokens is small.
 
-    Groups are put in the order in which they begin in the trie of all rows, and each process takes neighbours, which share their
-    prompt prefix.
+    Groups are ordered by where they begin in the trie of all rows, and each process takes neighbours, which share their prompt
+    prefix.
     """
     chosen = np.asarray(rows, np.int64)
     if size == 1 or not len(chosen):
         return [chosen.tolist(), *([] for _ in range(size - 1))]
     groups = batch.advantage_groups[chosen].astype(np.int64)
-    groups = np.where(groups < 0, -1 - np.arange(len(chosen)), groups)  # not chosen by group: each row is one
+    groups = np.where(groups < 0, -1 - np.arange(len(chosen)), groups)  # rows chosen without a group: each is its own
     _, group = np.unique(groups, return_inverse=True)
     tokens = UniqueTokens(batch, chosen)
     # Groups without a branching token cost nothing and come last.
@@ -158,14 +150,13 @@ def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> list[int]:
-    """Where each of `size` runs of groups ends, so that the largest run has few tokens.
+    """Ends of `size` runs of groups, so that the largest run has few tokens.
 
-    Args:
-        tokens: unique tokens of the groups [low, high); never fewer for more groups.
+    `tokens` counts the unique tokens of the groups [low, high); more groups never have fewer.
     """
 
     def fill(capacity: int) -> list[int] | None:
-        """Ends of runs of at most `capacity` tokens; None if they do not hold all groups."""
+        """Ends of runs of at most `capacity` tokens; None if these do not cover all groups."""
         ends, low = [], 0
         for _ in range(size):
             least, most = low, groups  # the run can end at `least`; find the last end at which it still fits
@@ -180,14 +171,14 @@ def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> l
         return ends if low == groups else None
 
     most = tokens(0, groups)
-    least, found = most // size, [groups] * size
+    least, bounds = most // size, [groups] * size
     while most - least > max(1, _CLOSE_ENOUGH * most):
         middle = (least + most) // 2
         if (ends := fill(middle)) is None:
             least = middle
         else:
-            most, found = middle, ends
-    return found
+            most, bounds = middle, ends
+    return bounds
 
 
 def _gradient(weight: Parameter) -> Tensor:
@@ -195,6 +186,5 @@ def _gradient(weight: Parameter) -> Tensor:
 
 
 def _parts(flat: Tensor, weights: Sequence[Parameter]) -> list[Tensor]:
-    """`flat` split into tensors of the shapes of `weights`."""
     pieces = flat.split([weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]

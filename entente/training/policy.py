@@ -33,20 +33,16 @@ from storage.gather import Batch
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device for `wanted`, which is 'auto', 'cpu' or 'cuda'.
-
-    Raises:
-        InputError: `wanted` is 'cuda' and there is no GPU.
-    """
+    """The device for 'auto', 'cpu' or 'cuda'; raises InputError for 'cuda' without a GPU."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("training.device is 'cuda' but torch sees no GPU here: set training.device to 'auto' or 'cpu'")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def leave_room(device: torch.device) -> None:
-    """Let torch take at most the share in `CARD_SHARE` of `device`, memory that it has freed and keeps included.
+    """Limit torch's memory on `device`, its cache included, to the share in `CARD_SHARE`.
 
-    Beyond it torch raises its out-of-memory error here, in the trainer, where a smaller micro-batch helps, and not later in an
+    Beyond it torch raises its out-of-memory error in the trainer, which can use smaller micro-batches, and not later in an
     engine that restarts.
     """
     share = float(os.environ.get(CARD_SHARE, "0"))
@@ -55,27 +51,22 @@ def leave_room(device: torch.device) -> None:
 
 
 class Policy:
-    """Base model plus adapter on one device.
-
-    Attributes:
-        device: the device.
-        model: the peft model.
-    """
+    """Base model plus adapter on one device."""
 
     def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, *, split_base: bool = False) -> None:
-        """`model`: folder of the base model, or the loaded base model, whose modules peft then wraps in place.
-
+        """
         Args:
-            split_base: the processes of the default group share the base; else this one has all of it.
+            model: folder of the base model, or the loaded base model, whose modules peft wraps in place.
+            split_base: the processes of the default group shard the base; else this one holds all of it.
 
         Raises:
-            InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks do not have
-                the linear layers of `training.lora_targets`.
+            InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks lack the linear
+                layers of `training.lora_targets`.
         """
         self.device = choose_device(settings.device)
         leave_room(self.device)
         self._settings = settings
-        # All generators whose state a checkpoint holds, so that equal steps leave equal checkpoints.
+        # All generators whose state a checkpoint holds, so that equal steps give equal checkpoints.
         torch.manual_seed(settings.seed)
         random.seed(settings.seed)
         np.random.seed(settings.seed)
@@ -105,10 +96,10 @@ class Policy:
         self.recompute(settings.recompute)
 
     def _split_base(self) -> None:
-        """Keep a part of each block's frozen weights here, and gather a block from all processes while it is used.
+        """Shard each block's frozen weights over the processes; a block is gathered while it is used.
 
-        Adapter, embedding and head stay whole in each process: the adapter's gradients are summed by `entente.training.parallel`,
-        and the packed forward reads single rows of the head. Nothing else has a gradient, so no gradient is reduced here.
+        Adapter, embedding and head stay whole in each process: `entente.training.parallel` sums the adapter's gradients, and
+        the packed forward reads single rows of the head. Nothing else has a gradient, so none is reduced here.
         """
         processes = init_device_mesh(self.device.type, (dist.get_world_size(),))
         causal: Any = self.model.base_model.model
@@ -124,7 +115,6 @@ class Policy:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def masked_logprobs(self, micro: MicroBatch, reference: Reference | None = None) -> TokenFigures:
-        """Forward of a micro-batch; see `entente.training.masked_logprobs`."""
         with self._autocast():
             return masked_logprobs(
                 self.model.base_model.model,
@@ -135,18 +125,18 @@ class Policy:
             )
 
     def reference(self, micro: MicroBatch) -> Reference:
-        """Forward of a micro-batch through the base model, without gradient."""
+        """The base model's results on a micro-batch, without gradient."""
         with torch.no_grad(), self.model.disable_adapter(), self._autocast():
             return reference_of(self.model.base_model.model, micro)
 
     @property
     def row_limits(self) -> tuple[int, int]:
-        """Limits of the model for a row: the number of token ids, and the tokens of the longest sequence."""
+        """Number of token ids, and length of the longest sequence."""
         config: Any = self.model.config
         return config.vocab_size, longest_position(config.to_dict())
 
     def recompute(self, on: bool) -> None:
-        """Enable or disable activation recomputation: keep only each block's input and compute the rest again in the backward."""
+        """Turn on activation recomputation: keep only each block's input and compute the rest again in the backward."""
         if not on:
             self.model.gradient_checkpointing_disable()
             self.model.eval()
@@ -156,7 +146,7 @@ class Policy:
         self.model.train()
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """With a bfloat16 base, the adapter's products are computed in bfloat16 from its float32 weights."""
+        """With a bfloat16 base, compute the adapter's products in bfloat16 from its float32 weights."""
         if self._settings.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
@@ -171,11 +161,7 @@ class Policy:
         return peaks
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter in peft's layout.
-
-        Raises:
-            OSError: a file cannot be written, for example because the disk is full.
-        """
+        """Write the adapter in peft's layout; raises OSError, for example if the disk is full."""
         try:
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
         except SafetensorError as error:
@@ -192,16 +178,16 @@ class Policy:
         file.write_text(json.dumps(config, indent=2, sort_keys=True))
 
     def load_adapter(self, folder: Path) -> None:
-        """Load the adapter's weights from `folder`, as `save_adapter` wrote them.
+        """Load the weights that `save_adapter` wrote.
 
         Raises:
-            DataError: a file is damaged, or its weights do not fit this adapter; nothing was changed.
+            DataError: a file is damaged, or its weights do not fit this adapter; nothing changes.
         """
         file = folder / "adapter_model.safetensors"
         try:
             weights = load_file(file)
         except (OSError, SafetensorError) as error:
-            raise DataError(f"adapter file '{file}' is no whole safetensors file ({error})") from error
+            raise DataError(f"adapter file '{file}' is not a complete safetensors file ({error})") from error
         own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         if {name: value.shape for name, value in weights.items()} != {name: value.shape for name, value in own.items()}:
             raise DataError(f"adapter file '{file}' holds other weights than a policy of rank {self._settings.lora_rank} has")
@@ -209,12 +195,12 @@ class Policy:
 
 
 def find_faults(batch: Batch, vocabulary: int, longest: int) -> dict[int, str]:
-    """Rows that this run cannot train on, and why: what depends on its model, or on a reward of the user's own. All else was
-    checked when the rows were published.
+    """Rows that this run cannot train on, and why, as far as it depends on the model or on a user's reward; publishing checked
+    the rest.
 
     Args:
         vocabulary: number of the model's token ids.
-        longest: tokens of the longest sequence that it reads.
+        longest: tokens of its longest sequence.
     """
     lengths, positions = np.diff(batch.input_offsets), np.diff(batch.completion_offsets)
     row_of_position = np.repeat(np.arange(len(lengths)), positions)

@@ -1,18 +1,18 @@
-"""The trainer process: the flow's side, which starts it and sends requests, and the trainer's side, which answers them.
+"""The trainer process: `TrainerProcess`, which the flow uses to start it and send requests, and the server that answers them.
 
     python -m entente.training.process                                     one process
-    torchrun --nproc-per-node 2 -m entente.training.process                several; the one of rank 0 answers
+    torchrun --nproc-per-node 2 -m entente.training.process                several; rank 0 answers
 
-The trainer runs in a child process, so a device fault becomes a failed task, and the trainer and the games do not share Python's
-interpreter lock. With several processes torchrun starts them, and ends them all when one ends. Flow and trainer exchange JSON
-lines over a socket pair, whose other end is the standard input of all of them. They end when the flow's end closes, also if the
-flow was killed.
+The trainer runs in a child process, so a device fault becomes a failed task, and trainer and games do not share Python's GIL.
+With several processes torchrun starts them, and stops all when one exits. Flow and trainer exchange JSON lines over a socket
+pair; the trainer's processes have its other end as standard input, and exit when the flow's end closes, also if the flow was
+killed.
 
-The flow can ask for the methods of `TrainerProcess` that `_operation` marks. The trainer answers each with its own method of the
-same name. The marked signature says how arguments and result travel as JSON, and is written nowhere else.
+The flow can call the methods of `TrainerProcess` that `_operation` marks; the method of the same name of the trainer answers. The
+marked signature alone defines how arguments and result travel as JSON.
 
-Rank 0 alone selects rows and writes ledgers, checkpoints and adapters. The others compute shares of its updates
-(`entente/training/parallel.py`), and get everything that they need from it, so they read nothing but the base model.
+Only rank 0 selects rows and writes ledgers, checkpoints and adapters. It sends the other ranks everything that they need to
+compute their part of an update (`entente/training/parallel.py`), so they read nothing but the base model.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
-if TYPE_CHECKING:  # the flow's side does not load torch
+if TYPE_CHECKING:  # the flow's process does not load torch
     from entente.training.parallel import Peers
     from entente.training.policy import Policy
     from entente.training.trainer import Trainer
@@ -61,33 +61,32 @@ if TYPE_CHECKING:  # the flow's side does not load torch
 ANSWERS_WITHIN_S = 3600.0
 """Seconds within which the trainer must answer a request, such as a step, before it is killed."""
 _ENDS_WITHIN_S = 10.0
-"""Seconds that `close` waits for the child before it kills it. The run's files are safe against a kill."""
+"""Seconds that `close` waits for the child before it kills it, which the run's files survive."""
 _FORMER_TRAINER_S = 20.0
 """Seconds to wait for the run's lock. A trainer whose parent was killed ends within a second, on a busy machine later."""
 _TORCHRUN_ENDS_S = 10.0
-"""Seconds to wait after an unexpected failure among several processes: if another one ended, torchrun ends this one before, and
-the flow gets the first failure instead of its consequence here."""
+"""Seconds to wait after an unexpected error among several processes. If another process exited first, torchrun kills this one
+meanwhile, and the flow reports the cause instead of its consequence here."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _ARGUMENTS: dict[str, dict[str, TypeAdapter[Any]]] = {}
-"""The operations: name -> how each of its arguments is read from JSON."""
+"""Operation name -> argument name -> how to read the argument from JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """A step that was trained and published; of a run that was opened, the newest one."""
+    """A trained and published step; `ready` returns the newest one."""
 
     published: PolicyVersion
-    """The policy version that the step made; its number is the step's. The base model before the first step."""
+    """The step's policy version, which has the step's number; before the first step, the base model."""
     metrics: dict[str, float]
-    """Metrics of the step, by their names in `entente.telemetry.metrics`."""
+    """By name, as in `entente.telemetry.metrics`."""
     set_aside: tuple[str, ...] = ()
-    """When a run was opened: one sentence for each damaged checkpoint that was skipped."""
+    """From `ready`: one sentence for each damaged checkpoint that the trainer skipped."""
 
     @property
     def step_done(self) -> int:
-        """The step's number; 0 before the first step."""
         return self.published.version
 
 
@@ -95,14 +94,14 @@ _TRAINED_STEP = TypeAdapter(TrainedStep)
 
 
 def _operation(declared: Callable[P, R]) -> Callable[P, R]:
-    """A method that calls the method of the same name of the trainer in the child."""
+    """Make a method that calls the trainer's method of the same name in the child process."""
     name, hints, bind = declared.__name__, get_type_hints(declared), signature(declared).bind
     result = TypeAdapter(hints.pop("return"))
     _ARGUMENTS[name] = {argument: TypeAdapter(hint) for argument, hint in hints.items()}
 
     @wraps(declared)
-    def ask(*given: P.args, **named: P.kwargs) -> R:
-        arguments = dict(bind(*given, **named).arguments)
+    def ask(*values: P.args, **named: P.kwargs) -> R:
+        arguments = dict(bind(*values, **named).arguments)
         process = arguments.pop("self")
         return result.validate_python(process.ask(name, arguments))
 
@@ -110,12 +109,11 @@ def _operation(declared: Callable[P, R]) -> Callable[P, R]:
 
 
 def under_torchrun(processes: int) -> bool:
-    """Whether torchrun starts the trainer: it has several processes here, or torchrun's own variable says on several machines."""
+    """True with several processes here, or on several machines, which torchrun's own variable shows."""
     return processes > 1 or "PET_NNODES" in os.environ
 
 
 def trainer_command(processes: int) -> list[str]:
-    """The command that starts a trainer of so many processes on this machine."""
     trainer = [sys.executable, "-P", "-m", "entente.training.process"]
     if not under_torchrun(processes):
         return trainer
@@ -125,15 +123,14 @@ def trainer_command(processes: int) -> list[str]:
 
 
 def _loopback() -> str:
-    """Name of the network interface that only this machine reaches."""
     interfaces = psutil.net_if_addrs().items()
-    return next(name for name, found in interfaces if any(each.address == "127.0.0.1" for each in found))
+    return next(name for name, addresses in interfaces if any(each.address == "127.0.0.1" for each in addresses))
 
 
 class TrainerProcess:
-    """A running trainer child. Every call blocks until the child answers, so call it from a thread, not from an event loop.
+    """A running trainer child. Calls block until the child answers, so make them from a thread, not from an event loop.
 
-    Calls raise the error that the child reports, and TrainingError if the child ended or does not answer in time.
+    Calls raise the error that the child reports, or TrainingError if the child exits or does not answer in time.
     """
 
     def __init__(
@@ -147,12 +144,12 @@ class TrainerProcess:
         card_share: float = 0.0,
         engine_dtype: str = "float32",
     ) -> None:
-        """Start the child, and return while it loads the model; `ready` waits for it.
+        """Start the child without waiting for it to load the model; `ready` waits.
 
         Args:
-            threads: CPU threads of the trainer's processes together.
-            cards: GPUs that they see, one for each; none: as this process.
-            card_share: largest share of a card that each may take, if the engine takes the rest; 0: no limit.
+            threads: CPU threads of all trainer processes together.
+            cards: GPUs that they see, one per process; empty: those that this process sees.
+            card_share: largest share of a GPU that each process may allocate if it shares the GPU with the engine; 0: no limit.
             engine_dtype: number format in which the engine computes.
         """
         self._log, self._several = paths.trainer_log, under_torchrun(training.processes)
@@ -168,7 +165,7 @@ class TrainerProcess:
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": os.environ.get("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"),
         }
         if self._several and "PET_NNODES" not in os.environ:
-            environment.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # else gloo looks the machine's name up, and listens there
+            environment.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # else gloo resolves the machine's name and listens there
         if cards:
             environment[VARIABLE] = ",".join(card.uuid for card in cards)
         if card_share:
@@ -196,12 +193,10 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the child."""
         return self._process.pid
 
     def ready(self) -> TrainedStep:
-        """Wait until the child has loaded its model and the run's newest checkpoint; returns the step after which the run
-        continues."""
+        """Wait until the child has loaded its model and the run's newest checkpoint; returns the last completed step."""
         if self._opened is None:
             self._opened = _TRAINED_STEP.validate_python(self._receive())
         return self._opened
@@ -229,11 +224,11 @@ class TrainerProcess:
     # -- the socket -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the socket, which ends the child, and wait; kill the child if it does not end within seconds.
+        """Close the socket, which makes the child exit, and wait; kill the child after `_ENDS_WITHIN_S`.
 
-        A thread that waits for an answer gets a TrainingError. It is no error if the child has ended already.
+        A thread that waits for an answer gets a TrainingError. May be called after the child has exited.
         """
-        with contextlib.suppress(OSError):  # macOS raises if the other end is closed already
+        with contextlib.suppress(OSError):  # macOS raises if the other end is already closed
             # `close` alone would wait for a reading thread, and the child would not notice it.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._answers.close()
@@ -245,7 +240,6 @@ class TrainerProcess:
             self._process.wait()
 
     def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """The child's result of an operation, as plain values."""
         self.ready()
         self._send(name, arguments)
         return self._receive()
@@ -256,7 +250,7 @@ class TrainerProcess:
             # Not buffered, so that `close` has no unsent rest of a message to send.
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError) as error:
-            self._receive()  # raises why the child ended, if it said so
+            self._receive()  # raises the error that the child reported, if it did
             raise self._ended_error() from error
 
     def _receive(self) -> Any:
@@ -278,7 +272,6 @@ class TrainerProcess:
         return answer["result"]
 
     def _kill_hung_child(self) -> None:
-        """Kill the child. The thread that waits for its answer then raises TrainingError."""
         self._hung.set()
         self._kill()
 
@@ -288,31 +281,30 @@ class TrainerProcess:
                 process.kill()
 
     def _ended_error(self) -> TrainingError:
-        """The error that says how the child ended."""
         try:
             code: int | str = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             code = "still running"
         if self._hung.is_set():
             within = f"{self._answers_within_s:g} s"
-            return TrainingError(f"the trainer process did not answer within {within}, and was ended; its log is {self._log}")
+            return TrainingError(f"the trainer process did not answer within {within} and was killed; its log is {self._log}")
         if self._several:
             return TrainingError(
-                f"one of the trainer's processes ended, so torchrun ended them all; the last lines are in {self._log}: resume "
-                "the run, which repeats the step"
+                f"one of the trainer's processes exited, so torchrun stopped the others; see the last lines of {self._log}, and "
+                "resume the run, which repeats the step"
             )
-        return TrainingError(f"the trainer process ended (exit code {code}); its last lines are in {self._log}")
+        return TrainingError(f"the trainer process exited (exit code {code}); see the last lines of {self._log}")
 
 
 # -- in the child --------------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Serve the flow in the process of rank 0, and follow it in the others."""
+    """Serve the flow on rank 0; compute parts of its updates on the other ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The run's files are safe against a kill, so the process may end at any time with its parent, and with the flow.
+    # The run's files survive a kill, so the process may exit with its parent or the flow at any time.
     end_with_parent()
-    if os.environ.get("GROUP_RANK", "0") == "0":  # torchrun's number of this machine: the flow is on the first
+    if os.environ.get("GROUP_RANK", "0") == "0":  # torchrun's rank of this machine; the flow runs on machine 0
         threading.Thread(target=_end_with_flow, name="flow-watch", daemon=True).start()
     keep_freed_memory()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -326,7 +318,6 @@ def main() -> None:
 
 
 def _end_with_flow() -> None:
-    """End this process when the flow closes its end of the socket."""
     watch = select.poll()
     watch.register(0, 0)  # only a hang-up is reported
     while not any(event & select.POLLHUP for _, event in watch.poll()):
@@ -335,9 +326,8 @@ def _end_with_flow() -> None:
 
 
 def _serve(connection: socket.socket, peers: "Peers | None") -> None:
-    """Answer the flow. An `EntenteError` is answered with its sentence. Any other exception is logged and answered, and ends the
-    process with exit code 1. So does any error if there are other processes, which may wait for the rest of a work.
-    """
+    """Answer the flow's requests. An `EntenteError` is sent as its message. Any other exception is logged, sent, and ends the
+    process with exit code 1. With several processes every error does, because the others may wait for this one."""
     stream = connection.makefile("rw", encoding="utf-8")
     trainer, lock = None, ExitStack()
     for line in stream:
@@ -376,7 +366,7 @@ def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = N
     from entente.training.trainer import Trainer
 
     paths = RunPaths(Path(opening["run"]))
-    # After a kill, the former trainer may still need a moment to end.
+    # A former trainer that was killed may need a moment to exit.
     if not lock.enter_context(held(paths.trainer_lock, wait_s=_FORMER_TRAINER_S)):
         raise InputError(f"another trainer works on run '{paths.root.name}': wait for it, or stop it")
     if peers is not None:
@@ -387,17 +377,15 @@ def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = N
 
 
 def _follow(peers: "Peers") -> None:
-    """Compute shares of the updates of rank 0 until it ends."""
     from entente.training.parallel import follow
     from entente.training.update import Updater
 
     policy, training = _load(peers.broadcast(), peers)
     follow(peers, policy.parameters(), Updater(policy, training, peers).compute)
-    os._exit(0)  # the group has ended, so nothing can be said to it any more
+    os._exit(0)  # the process group is closed, so no clean shutdown is possible
 
 
 def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, TrainingSettings]":
-    """The policy of a run, on the GPU of this process if there are several."""
     import torch
 
     from entente.training.policy import Policy, choose_device

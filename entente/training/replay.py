@@ -1,11 +1,11 @@
 """Repeats a past step and compares the result with the record.
 
-A replay resumes a trainer in a scratch folder. It starts from a copy of the nearest checkpoint before the step, or from the first
-weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. So it needs neither an engine nor games.
+A replay resumes a trainer in a scratch folder: it copies the nearest checkpoint before the step, or starts from the initial
+weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. It needs neither an engine nor games.
 
-A replay does not change the run and takes none of its locks, so the run may be in progress. It is one process. On a CPU the
-results must be equal bit for bit; on a GPU, or if several processes made the step, within `TOLERANCES`. The first step, update
-and micro-batch that differ are named.
+A replay does not change the run and takes none of its locks, so the run may be in progress. It uses one process. On a CPU the
+results must be equal bit for bit; on a GPU, or if several processes made the step, within `TOLERANCES`. It reports the first
+step, update and micro-batch that differ.
 """
 
 import shutil
@@ -34,7 +34,7 @@ from storage.settings import StorageSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Largest differences that a replay may show."""
+    """Largest differences that count as equal."""
 
     loss: float
     """Absolute, per micro-batch. A relative bound would mean little, because losses are sums of terms of both signs."""
@@ -46,8 +46,7 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, gradient_norm=0.01),
     "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1),
 }
-"""By training.dtype, if the step was made or is replayed on a GPU, or if several processes made it. These values are not
-measured."""
+"""By training.dtype; applied if step or replay ran on a GPU, or if several processes computed the step. Not measured."""
 EXACT = Tolerance(loss=0.0, gradient_norm=0.0)
 
 
@@ -57,7 +56,6 @@ class Difference:
 
     step: int
     what: str
-    """What differs, in words."""
     recorded: str | float
     replayed: str | float
     update: int | None = None
@@ -67,7 +65,6 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """In words."""
         where = f"micro-batch {self.micro_batch} of " if self.micro_batch else ""
         where += f"update {self.update} of " if self.update else ""
         return f"{where}step {self.step} differs: {self.what} was recorded as {self.recorded} and is {self.replayed} now"
@@ -91,8 +88,6 @@ class Replay:
 
 
 class _Replayer:
-    """One replay: the run, and a scratch folder in which a trainer is resumed."""
-
     def __init__(
         self,
         paths: RunPaths,
@@ -106,7 +101,6 @@ class _Replayer:
         self._policy = Policy(model, training)
 
     def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
-        """Replay `step`; see `replay_step`."""
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
@@ -126,7 +120,7 @@ class _Replayer:
         )
 
     def _resumed(self, step: int) -> Trainer:
-        """A trainer resumed from the nearest whole checkpoint before `step`, with copies of all files that it needs."""
+        """A trainer resumed from the nearest intact checkpoint before `step`, with copies of all files that it needs."""
         for start in [*(kept for kept in reversed(checkpoint_steps(self._paths)) if kept < step), 0]:
             shutil.rmtree(self._scratch.root)
             for folder in (self._scratch.checkpoints, self._scratch.ledger, self._scratch.shards):
@@ -135,7 +129,7 @@ class _Replayer:
                 # Copied, because a trainer deletes old checkpoints.
                 if start:
                     shutil.copytree(self._paths.checkpoint(start), self._scratch.checkpoint(start))
-            except (FileNotFoundError, shutil.Error):  # just removed by a run in progress
+            except (FileNotFoundError, shutil.Error):  # a run in progress has just removed it
                 continue
             for number in range(start + 1, step + 1):
                 _copy_step(self._paths, self._scratch, number)
@@ -143,26 +137,24 @@ class _Replayer:
             if trainer.step_done == start:
                 return trainer
             for sentence in trainer.set_aside:
-                reporter().say(f"passed over: {sentence}".replace(str(self._scratch.root), str(self._paths.root)))
+                reporter().say(f"skipped: {sentence}".replace(str(self._scratch.root), str(self._paths.root)))
         raise InputError(f"no checkpoint of run '{self._paths.root.name}' before step {step} can be used: it cannot be replayed")
 
     def _returns_differ(self, steps: range) -> Difference | None:
-        """The first row whose recorded return differs from the return computed from its stored reward components."""
         index = open_index(self._scratch, self._storage)
-        found = index.connection.sql(
+        rows = index.connection.sql(
             """
             SELECT b.step, b.decision_id, b."return", d."return" FROM batches AS b JOIN decisions AS d USING (shard, "row")
             WHERE b."return" IS DISTINCT FROM d."return" AND b.step BETWEEN $first AND $last ORDER BY b.step, b.place LIMIT 1
             """,
             params={"first": steps[0], "last": steps[-1]},
         ).fetchall()
-        if not found:
+        if not rows:
             return None
-        step, decision, recorded, now = found[0]
+        step, decision, recorded, now = rows[0]
         return Difference(step=step, what=f"the return of decision {decision} by storage.blend", recorded=recorded, replayed=now)
 
     def _repeat(self, trainer: Trainer, start: int, step: int, tolerance: Tolerance) -> Difference | None:
-        """Repeat the steps up to `step`, or to the first one that differs."""
         if start and (difference := self._differs(start, tolerance)):
             return difference
         for number in range(start + 1, step + 1):
@@ -174,7 +166,7 @@ class _Replayer:
         return None
 
     def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
-        """Compare one step; with EXACT also its adapter hash with the recorded and the published one, if they are kept."""
+        """Compare one step; with EXACT also its adapter hash with the recorded and the published one, where these still exist."""
         recorded, again = read_outcome(self._paths, step), read_outcome(self._scratch, step)
         if recorded is None or again is None:
             return None
@@ -195,14 +187,13 @@ class _Replayer:
 
 
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
-    """Repeat `step` of the run in `paths` from the nearest checkpoint before it, and compare.
+    """Repeat `step` from the nearest checkpoint before it, and compare.
 
     Args:
         model: folder of the run's base model.
-        training, storage: the run's settings.
 
     Raises:
-        InputError: the step does not exist or is not done yet, or a file that it needs is gone.
+        InputError: the step does not exist or is not done yet, or a file that it needs is missing.
         DataError: a file that it needs is damaged.
     """
     recorded = recorded_outcome(paths, step, training)
@@ -225,20 +216,16 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
 
 
 def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
-    """The recorded outcome of a step that can be replayed.
-
-    Raises:
-        InputError: the step does not exist or is not done yet, or was made under other settings.
-    """
+    """Raises InputError if the step does not exist, is not done yet, or was trained with other settings."""
     steps, name = recorded_steps(paths), paths.root.name
     if step not in steps:
         if steps and 0 < step < steps[-1]:
             raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
         there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
-        raise InputError(f"step {step} never was: run '{name}' {there}")
+        raise InputError(f"step {step} does not exist: run '{name}' {there}")
     recorded = read_outcome(paths, step)
     if recorded is None:
-        why = "is not done yet: ask again later" if step == steps[-1] else "has no outcome beside its ledger to be compared with"
+        why = "is not done yet: try again later" if step == steps[-1] else "has no outcome file to compare with"
         raise InputError(f"step {step} of run '{name}' {why}")
     rows = read_ledger(paths, step)
     if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):
@@ -255,7 +242,7 @@ def _update_differs(
     """The first difference of an update, in the order of computation.
 
     Args:
-        cut_alike: as many processes computed both, so that they had the same micro-batches.
+        cut_alike: the same number of processes computed both, so the micro-batches are the same.
     """
     if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
         then, now = len(recorded.micro_batches), len(again.micro_batches)
@@ -279,7 +266,7 @@ def _update_differs(
 
 
 def _close(recorded: float, again: float, allowed: float) -> bool:
-    """True if the two are equal or within `allowed`, or if both are NaN."""
+    """NaN equals NaN."""
     return recorded == again or (recorded != recorded and again != again) or abs(recorded - again) <= allowed
 
 
@@ -288,10 +275,10 @@ def _steps(steps: range) -> str:
 
 
 def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
-    """Copy the ledger of `step`, and link the shards and lessons that it names, which never change.
+    """Copy the ledger of `step`, and link the shards and distillation targets that it names, which never change.
 
     Raises:
-        InputError: one of these files is gone.
+        InputError: one of these files is missing.
         DataError: the ledger is damaged.
     """
     rows = read_ledger(paths, step)

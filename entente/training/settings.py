@@ -1,4 +1,4 @@
-"""Settings of learning, and a tiny model's name, which follows from them. docs/training.md has the sources of the defaults."""
+"""Settings of training, and the tiny model's name, which is a hash of them. docs/training.md has the sources of the defaults."""
 
 import hashlib
 import math
@@ -12,43 +12,42 @@ from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, po
 from entente.telemetry.setting_marks import MAY_CHANGE, Seed, Settings, change_rule
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
-"""Tokens whose ratio to the policy that drew them is outside these bounds are left out: a guard against faults, not a trust
-region."""
+"""Tokens whose ratio to the behaviour policy is outside these bounds are left out: a guard against faults, not a trust region."""
 DUAL_CLIP = 3.0
 """Bound of ratio times |advantage| for negative advantages (dual-clip PPO: Ye et al. 2020, arXiv 1912.09729)."""
 LOSSES = {"cispo": False, "clipped": False, "dppo": False, "gspo": True, "sequence_mean": True}
-"""Built-in losses, and whether their sum is divided by decisions, not by branching tokens. The function NAME_loss of
-`entente/training/losses.py` computes it."""
+"""Built-in losses, and whether their sum is divided by decisions, not by branching tokens; see NAME_loss in
+`entente/training/losses.py`."""
 MAX_GRADIENT_NORM = 1.0
-"""Longer gradients are scaled down to this: the field's usual guard against a rare large step. Adam divides by its own scale, so
-that another bound changes little."""
+"""Norm to which gradients are clipped: the usual guard against a rare large step. Adam normalises its steps, so the value matters
+little."""
 MISMATCH_MAX = 1e-4
 """Largest allowed difference of log-probabilities in float32, nats."""
 MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
 """Largest allowed mean and 99th percentile of the difference where trainer or engine computes in 16 bits, nats."""
 RECIPE_VERSION = 4
-"""Part of the hash of a tiny model's recipe: goes up when how it is made changes."""
+"""Part of the hash of a tiny model's recipe; increase it when the recipe changes."""
 CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
-"""Environment variable of the trainer's processes: largest share of its card that each may take; not set: no limit."""
+"""Environment variable of the trainer's processes: largest share of its GPU that each may allocate; unset: no limit."""
 KEEP_CHECKPOINTS = 3
-"""Newest checkpoints that are kept: two to go back to where the newest is damaged."""
+"""Newest checkpoints that are kept: two in case the newest is damaged."""
 MISMATCH_ROWS = 64
-"""Largest number of newest rows on which trainer and engine are compared: about 600 tokens; a first step has as many."""
+"""Newest rows on which trainer and engine are compared, at most: about 600 tokens, as many as a first step has."""
 CPU_TOKENS, GPU_TOKENS = 4096, 8192
-"""Unique tokens of a micro-batch on a CPU, where larger ones are not faster, and on a GPU, which they fill; `entente smoke`
-measures what a card takes."""
+"""Unique tokens of a micro-batch on a CPU, where larger ones are not faster, and on a GPU, which this fills; `entente smoke`
+measures the most that fits."""
 TINY_VOCABULARY = 640
-"""Tokens of a tiny model's byte-level BPE tokenizer at most: most provinces and units are then one token."""
+"""Largest vocabulary of a tiny model's byte-level BPE tokenizer: most provinces and units are then one token."""
 FINAL_SHARE = 0.1
-"""Share of the learning rate at the end of a decay, as usual for cosine schedules; later steps keep it."""
+"""Learning rate after a decay, relative to `learning_rate`; the usual value of cosine schedules."""
 TINY_TEACHER = "mover"
-"""Scripted player that a tiny model imitates: the weakest whose orders are worth learning, so that training has much to add."""
+"""Scripted player that a tiny model imitates: the weakest worth imitating, so that training can improve much."""
 
 
 def usual_rate(width: int) -> float:
     """Learning rate for an adapter of a model of this hidden width: 3e-3 (128 / width)^1.5, to one digit.
 
-    Measured at 128 (the tiny model, 3e-3) and 576 (SmolLM2, 3e-4). At 3584, a 7B, it is 2e-5; published LoRA runs with GRPO take
+    Measured at 128 (the tiny model, 3e-3) and 576 (SmolLM2, 3e-4). At 3584, a 7B, it is 2e-5; published LoRA runs with GRPO use
     3e-5 (SkyRL) to 1.7e-4 (AReaL, 1.5B).
     """
     return float(f"{3e-3 * (128 / width) ** 1.5:.0e}")
@@ -141,7 +140,7 @@ class TrainingSettings(Settings):
             d(s) = 1 - (1 - f) * p                                           linear;  p = part of the way from the warm-up's
             d(s) = f + (1 - f) * (1 + cos(pi p)) / 2,  f = FINAL_SHARE       cosine      end to decay_steps, from 0 to 1
 
-        It needs no state in the checkpoint, so a resumed or replayed step has exactly the same rate.
+        It needs no state in the checkpoint, so a resumed or repeated step has exactly the same rate.
         """
         rising = min(1.0, step / self.warm_up_steps) if self.warm_up_steps else 1.0
         return self.learning_rate * rising * self._decay(step)
@@ -155,17 +154,17 @@ class TrainingSettings(Settings):
 
 
 LAST_BITS = frozenset({"token_budget", "recompute"})
-"""Settings that only change rounding. They are not part of the hash, nor are settings that a resumed run may change."""
+"""Settings that change only rounding. The hash excludes them and the settings that a resumed run may change."""
 
 
 def settings_hash(training: TrainingSettings) -> str:
-    """Hash of the settings that affect the weights, 16 hex digits; ledgers and checkpoints store it."""
+    """16 hex digits that ledgers and checkpoints store, over the settings that affect the weights."""
     outside = {name for name in TrainingSettings.model_fields if change_rule(TrainingSettings, [name]) is MAY_CHANGE} | LAST_BITS
     return hashlib.sha256(to_json(training.model_dump(mode="json", exclude=outside))).hexdigest()[:16]
 
 
 def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """Hash of everything that shapes a tiny model, its settings and a sample prompt: 12 hex digits, which are its name."""
+    """12 hex digits, the name of a tiny model, over everything that shapes it: settings and a sample prompt."""
     from entente.game.board import Board  # imported here because it loads the game engine
 
     board = Board.start()
@@ -175,7 +174,7 @@ def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_P
 
 
 def find_tiny(root: Path, recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> Path | None:
-    """Folder of the model of `recipe` for these prompts under `root`; None if it was not made yet."""
+    """Folder of the model of `recipe` for these prompts; None if it does not exist."""
     folder = root / f"tiny-{recipe_hash(recipe, prompts)}"
     return folder if (folder / "recipe.json").is_file() else None
 

@@ -1,6 +1,6 @@
-"""What every base model that is made here has in common: its tokenizer, its untrained network, and its teacher's thoughts.
+"""What all base models made here share: tokenizer (byte-level BPE), untrained network (a small Qwen3), teacher's thoughts.
 
-The tokenizer is a byte-level BPE, the network a small Qwen3. This module does not train and plays no games.
+This module neither trains nor plays.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,6 @@ _EOS = "<|end|>"
 
 
 def save_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
-    """Train a tokenizer of `vocabulary` tokens on texts, and save it in `folder`."""
     tokenizer = Tokenizer(models.BPE())
     # A line break is a token of its own, so that the order separator is one token; a word's token includes its leading space.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -39,10 +38,8 @@ def new_model(folder: Path, *, hidden: int, layers: int, longest: int, seed: int
     """A network with random weights for the tokenizer in `folder`.
 
     Args:
-        hidden: its width, a multiple of 32.
-        layers: transformer blocks.
+        hidden: width, a multiple of 32.
         longest: longest sequence, tokens.
-        seed: seed of the weights.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     eos = tokenizer.token_to_id(_EOS)
@@ -66,7 +63,7 @@ def new_model(folder: Path, *, hidden: int, layers: int, longest: int, seed: int
 
 
 def wanted_centres(board: Board, power: str, orders: Sequence[str]) -> tuple[str, ...]:
-    """The words of a teacher's thought: the supply centres, not its own, that a power's orders move or retreat to."""
+    """The words of a teacher's thought: supply centres of others that the orders move or retreat to."""
     centres = board.centres()
     foreign = {*board.free_centres(), *(centre for own in centres.values() for centre in own)} - {*centres[power]}
     goals = [words[3][:3] for order in orders if (words := order.split(" "))[2:3] in (["-"], ["R"])]
@@ -74,7 +71,7 @@ def wanted_centres(board: Board, power: str, orders: Sequence[str]) -> tuple[str
 
 
 def fitting_thought(words: Sequence[str], codec: Codec, thinking: Thinking) -> Sequence[int]:
-    """Ids of as many of the words as leave room in the thought for its end mark, which the model must learn to write."""
+    """Ids of as many words as leave space in the thought for its end mark, which the model must learn to write."""
     for count in range(len(words), 0, -1):
         ids = codec.encode_order(" ".join(words[:count]))
         if len(ids) < thinking.rule.budget:

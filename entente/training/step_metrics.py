@@ -14,7 +14,6 @@ _LAGS = 3
 
 
 def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
-    """Figures of the updates, and quantiles and shares over the branching tokens of their rollouts."""
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
     seen = join_tokens([update.tokens for update in updates])
@@ -32,7 +31,6 @@ def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
 
 
 def _token_metrics(seen: np.ndarray) -> dict[str, float]:
-    """Quantiles and shares over branching tokens."""
     ratio = np.exp(seen["log_ratio"].astype(np.float64))
     off = np.abs(ratio - 1)
     masked = seen["clipped_low"] | seen["clipped_high"] | seen["left_out"]
@@ -54,40 +52,38 @@ def _token_metrics(seen: np.ndarray) -> dict[str, float]:
 
 
 def _thought_metrics(seen: np.ndarray) -> dict[str, float]:
-    """Figures of thought tokens and of order tokens, apart; empty without a thought token."""
+    """Figures of thought tokens and order tokens separately; empty without a thought token."""
     if not seen["in_thought"].any():
         return {}
     slopes = np.abs(np.where(np.isfinite(seen["slope"]), seen["slope"], 0.0).astype(np.float64))
-    found = {"train/thought_tokens": float(seen["in_thought"].sum())}
+    metrics = {"train/thought_tokens": float(seen["in_thought"].sum())}
     if slopes.any():
-        found["train/thought_slope_share"] = float(slopes[seen["in_thought"]].sum() / slopes.sum())
+        metrics["train/thought_slope_share"] = float(slopes[seen["in_thought"]].sum() / slopes.sum())
     for part, tokens in {"thought": seen["in_thought"], "order": ~seen["in_thought"]}.items():
         figures = {"log_ratio_mean": np.abs(seen["log_ratio"]), "entropy_mean": seen["entropy"], "kl_mean": seen["kl"]}
         for name, values in figures.items():
             known = values[tokens & np.isfinite(values)]
             if len(known):
-                found[f"train/{part}_{name}"] = float(known.mean(dtype=np.float64))
-    return found
+                metrics[f"train/{part}_{name}"] = float(known.mean(dtype=np.float64))
+    return metrics
 
 
 def effective_share(weights: np.ndarray) -> float:
-    """Effective sample size of weighted samples, as a share of their number: (sum w)^2 / (n sum w^2) (Kish 1965)."""
+    """Effective sample size over sample size: (sum w)^2 / (n sum w^2) (Kish 1965)."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
 
 
 def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float]:
-    """Quantiles of the finite values, as metrics; empty if there are none."""
     known = values[np.isfinite(values)].astype(np.float64)
     return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
 
 
 def lesson_metrics(updates: Sequence[StepFigures], lessons: LessonBatch | None) -> dict[str, float]:
-    """Figures of the step's lessons; empty if it has none."""
     if lessons is None or not updates:
         return {}
     batch = lessons.batch
-    distil = [update.distil for update in updates if update.distil]  # an update of the step may have no lesson
+    distil = [update.distil for update in updates if update.distil]  # an update may have no target
     entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
     tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
     return {
@@ -98,13 +94,8 @@ def lesson_metrics(updates: Sequence[StepFigures], lessons: LessonBatch | None) 
 
 
 def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int) -> dict[str, float]:
-    """Ratios of the first update's tokens that were drawn by the version being trained; empty if there are none.
-
-    They show in every step whether trainer and engine compute the same policy.
-
-    Args:
-        version: the policy version before the step.
-    """
+    """Ratios of the first update's tokens that the trained version itself sampled: in each step these show whether trainer and
+    engine compute the same policy. `version` is the version before the step."""
     if not updates:
         return {}
     first = updates[0].tokens
@@ -122,19 +113,18 @@ def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int)
 
 
 def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
-    """Metrics of the rows of a step; `counts` come from the selection and are empty for a repeated step.
+    """Metrics of a step's rows; `counts` come from the selection and are empty for a repeated step.
 
-    A step without rows, such as one on lessons alone, has no mean return and no lag.
+    A step without rows, such as one on distillation targets alone, has no mean return and no lag.
     """
     lag = np.asarray(rows.column("policy_lag"))
-    found = {"train/decisions": float(rows.num_rows), "train/tokens": float(len(batch.input_ids))}
+    metrics = {"train/decisions": float(rows.num_rows), "train/tokens": float(len(batch.input_ids))}
     if len(batch.returns):
-        found["train/return_mean"] = float(batch.returns.mean())
-    return found | _lags(lag) | {f"train/groups_{name}": float(count) for name, count in counts.items()}
+        metrics["train/return_mean"] = float(batch.returns.mean())
+    return metrics | _lags(lag) | {f"train/groups_{name}": float(count) for name, count in counts.items()}
 
 
 def _lags(lag: np.ndarray) -> dict[str, float]:
-    """Median and largest policy lag of the rows, and their shares by lag."""
     if not len(lag):
         return {}
     bounds = {"train/policy_lag_p50": float(np.quantile(lag, 0.5)), "train/policy_lag_max": float(lag.max())}
@@ -143,7 +133,6 @@ def _lags(lag: np.ndarray) -> dict[str, float]:
 
 
 def rate_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Raw, unique and branching tokens per second of the step's updates."""
     seconds = metrics["train/update_s"]
     names = {"train/tokens": "train/tokens_per_s", "train/branching_tokens": "train/branching_tokens_per_s"}
     names |= {"train/unique_tokens": "train/unique_tokens_per_s"}

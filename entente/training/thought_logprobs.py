@@ -1,11 +1,10 @@
-"""Log-probability, entropy and divergence of thought tokens over their open sets.
+"""Log-probability, entropy and KL divergence of thought tokens over their open sets.
 
     log pi(a) = z_a / T - log sum_{b in the open set} exp(z_b / T)        z: logits, T: temperature of the row
 
-An open set holds nearly the whole vocabulary, so the logits are computed for a few tokens at a time. With the logits of a chunk
-at hand, the gradients of its figures by its hidden states are computed too, and the logits are dropped. So the logits of one
-chunk are in memory at any time, and the backward computes no logits again. The softmax is computed in float32, also for a
-bfloat16 model.
+An open set holds nearly the whole vocabulary, so logits are computed for a chunk of tokens at a time. The gradients of a
+chunk's figures by its hidden states are computed with it, and its logits dropped. So memory holds the logits of one chunk, and
+the backward computes none again. The softmax is computed in float32, also for a bfloat16 model.
 """
 
 from typing import Any
@@ -25,13 +24,12 @@ _OUTSIDE = -1e30
 def thought_figures(
     head: Any, hidden: Tensor, micro: MicroBatch, reference: Tensor | None, *, entropy_gradient: bool
 ) -> dict[str, Tensor]:
-    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `TokenFigures`; the first
-    and the last have a gradient if `hidden` has one.
+    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `TokenFigures`; `chosen` and `kl`
+    have a gradient if `hidden` has one.
 
     Args:
-        head: the head of the causal model.
-        hidden: [E, width] the hidden states that predict the thought tokens.
-        reference: [E, width] those of the base model; None: no divergence is computed.
+        hidden: [E, width] hidden states that predict the thought tokens.
+        reference: [E, width] those of the base model; None: no KL divergence.
         entropy_gradient: whether `entropy` has a gradient too.
 
     Raises:
@@ -47,14 +45,14 @@ def thought_figures(
     inputs += [] if reference is None else [reference]
     rows = chunk_rows(head)
     chunks = [_chunk(head, sloped, *parts) for parts in zip(*(values.split(rows) for values in inputs), strict=True)]
-    found = {name: torch.cat([values[name] for values, _ in chunks]) for name in chunks[0][0]}
+    figures = {name: torch.cat([values[name] for values, _ in chunks]) for name in chunks[0][0]}
     for name in sloped:
-        found[name] = _WithSlopes.apply(hidden, found[name], torch.cat([slopes[name] for _, slopes in chunks]))
-    return found
+        figures[name] = _WithSlopes.apply(hidden, figures[name], torch.cat([slopes[name] for _, slopes in chunks]))
+    return figures
 
 
 def chunk_rows(head: Any) -> int:
-    """Tokens whose logits over the whole vocabulary may be in memory at once."""
+    """Tokens whose whole-vocabulary logits may be in memory at once."""
     return max(1, CHUNK_LOGITS // head.weight.shape[0])
 
 
@@ -68,7 +66,7 @@ def _chunk(
     end: Tensor,
     reference: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Figures of a few tokens by name, [tokens], and the gradients by `hidden` of those in `sloped`, [tokens, width]."""
+    """Figures of a few tokens by name, [tokens], and gradients by `hidden` of those in `sloped`, [tokens, width]."""
 
     def logprobs_of(states: Tensor) -> Tensor:
         logits = head(states).float() / temperature[:, None]
@@ -78,12 +76,12 @@ def _chunk(
     hidden.requires_grad_(bool(sloped))
     logprobs = logprobs_of(hidden)
     probabilities = logprobs.exp()
-    found = {"chosen": logprobs.gather(1, drawn[:, None])[:, 0], "entropy": -(probabilities * logprobs).sum(dim=1)}
+    figures = {"chosen": logprobs.gather(1, drawn[:, None])[:, 0], "entropy": -(probabilities * logprobs).sum(dim=1)}
     if reference is not None:
-        found["kl"] = (probabilities * (logprobs - logprobs_of(reference))).sum(dim=1)
+        figures["kl"] = (probabilities * (logprobs - logprobs_of(reference))).sum(dim=1)
     # A token's figures depend on its own hidden state alone, so the gradient of their sum has the gradient of each in its row.
-    slopes = {name: torch.autograd.grad(found[name].sum(), hidden, retain_graph=True)[0] for name in sloped}
-    return {name: values.detach() for name, values in found.items()}, slopes
+    slopes = {name: torch.autograd.grad(figures[name].sum(), hidden, retain_graph=True)[0] for name in sloped}
+    return {name: values.detach() for name, values in figures.items()}, slopes
 
 
 class _WithSlopes(torch.autograd.Function):

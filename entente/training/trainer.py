@@ -1,8 +1,8 @@
-"""One step: choose rows and lessons, write the ledger, compute the updates, save a checkpoint, publish the adapter.
+"""One step: choose rows and distillation targets, write the ledger, compute the updates, save a checkpoint, publish the adapter.
 
-The ledger is written before the forward, the checkpoint before publishing, and the adapter is published from the checkpoint. So a
-trainer that was killed at any time resumes from the newest whole checkpoint: a step that has a ledger is repeated on the rows
-that the ledger names, and a version that was not published yet is published. The flow decides when to train.
+The trainer writes the ledger before the forward and the checkpoint before publishing, and publishes the adapter from the
+checkpoint. So after a kill it resumes from the newest intact checkpoint: it repeats a step that has a ledger on the rows that the
+ledger names, and publishes a version that was not published yet. The flow decides when to train.
 """
 
 import logging
@@ -47,10 +47,10 @@ logger = logging.getLogger("entente.trainer")
 
 
 class Trainer:
-    """Owns the policy and its optimiser for one run, and resumes from the run's newest whole checkpoint.
+    """Owns the policy and its optimiser for one run, and resumes from the run's newest intact checkpoint.
 
     Attributes:
-        step_done: the newest step with a whole checkpoint; the policy version that the trainer holds.
+        step_done: the newest step with an intact checkpoint, which is the policy version that the trainer holds.
         metrics_done: metrics of that step.
         published: that version as published; the base model before the first step.
         set_aside: one sentence for each damaged checkpoint that was skipped.
@@ -66,14 +66,13 @@ class Trainer:
         peers: Peers | None = None,
         engine_dtype: str = "float32",
     ) -> None:
-        """Restore the newest whole checkpoint, and publish its version if that was not done.
+        """Restore the newest intact checkpoint, and publish its version if it is not published yet.
 
         Args:
-            peers: processes that share the updates.
-            engine_dtype: number format in which the rows are drawn.
+            engine_dtype: number format in which the engine samples the rows.
 
         Raises:
-            InputError: the checkpoint was made under other settings, or another release wrote the checkpoint.
+            InputError: the checkpoint has other settings, or another release wrote it.
             DataError: a file of the run is damaged.
         """
         self._paths = paths
@@ -94,15 +93,15 @@ class Trainer:
         if state is not None:
             if state.settings_hash != self._settings_hash:
                 raise InputError(
-                    f"checkpoint '{paths.checkpoint(state.step)}' was made under other training settings than are given now: "
-                    f"resume with the run's own settings, or begin another run from it with --init-from {paths.root.name}:"
+                    f"checkpoint '{paths.checkpoint(state.step)}' was made under other training settings than these: "
+                    f"resume with the run's own settings, or start another run from it with --init-from {paths.root.name}:"
                     f"{state.step}"
                 )
             self.published = self._publish(state)
         self._to_repeat = [step for step in recorded_steps(paths) if step > self.step_done]
 
     def _restore(self) -> Checkpoint | None:
-        """Load the newest whole checkpoint; damaged ones are set aside. None if there is none."""
+        """Load the newest intact checkpoint, and set damaged ones aside."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
                 state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
@@ -116,52 +115,48 @@ class Trainer:
         return None
 
     def resume_point(self) -> TrainedStep:
-        """The step after which the run continues."""
         return TrainedStep(published=self.published, metrics=self.metrics_done, set_aside=tuple(self.set_aside))
 
     def fresh_rows(self) -> int:
-        """Number of rows that the trainer's version drew, at most MISMATCH_ROWS."""
+        """Number of rows that the trainer's version sampled, at most MISMATCH_ROWS."""
         self._index.refresh()
         return self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS).num_rows
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
-        """How many rows step `step` could use now. A step to be repeated already has its rows."""
+        """Rows that step `step` could use now. A step that will be repeated already has its rows."""
         self._index.refresh()
-        found = self._index.eligible(step, policy_version=self.step_done)
-        return replace(found, start_groups=start_groups) if step in self._to_repeat else found
+        counts = self._index.eligible(step, policy_version=self.step_done)
+        return replace(counts, start_groups=start_groups) if step in self._to_repeat else counts
 
     def measure_mismatch(self) -> dict[str, float]:
-        """Compare stored behaviour logprobs with this policy's, on the newest rows that the trainer's version drew.
-
-        Returns:
-            The mismatch as metrics.
+        """Compare stored behaviour logprobs with this policy's, on the newest rows that its version sampled; returns metrics.
 
         Raises:
-            TrainingError: there are no such rows, or the difference is above the limits of the settings.
+            TrainingError: there are no such rows, or the difference exceeds its limits.
         """
         self._index.refresh()
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
         batch, _ = self._without_faulty_rows(rows, self._index.gather(rows))
-        found = measure_mismatch(self._updater, batch, self._settings.dtype, self._engine_dtype)
-        check_mismatch(found, self.step_done)
-        return found.metrics()
+        mismatch = measure_mismatch(self._updater, batch, self._settings.dtype, self._engine_dtype)
+        check_mismatch(mismatch, self.step_done)
+        return mismatch.metrics()
 
     def lessons_left(self, query: LessonQuery) -> int:
-        """How many uses the lessons of a round still have. Those of steps to be repeated are spent."""
+        """Remaining uses of a round's distillation targets. Does not count targets reserved by steps that will be repeated."""
         return self._shelf.left(query)
 
     def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
-        """Train step `step` on rows of at most `start_groups` start groups and on `lessons`, and publish policy version `step`.
-        A step to be repeated takes rows and lessons from its ledger alone.
+        """Train on rows of at most `start_groups` start groups and on `lessons`, and publish policy version `step`. A step that
+        is repeated takes both from its ledger.
 
         Raises:
             TrainingError: the step is not the next one, another trainer holds it, or three updates in a row were not finite.
-            DataError: the step is to be repeated, and its ledger or one of its rows is missing or damaged.
+            DataError: a repeated step's ledger or one of its rows is missing or damaged.
         """
         if step != self.step_done + 1:
-            raise TrainingError(f"step {step} was asked for, but the next one is {self.step_done + 1}")
+            raise TrainingError(f"step {step} cannot be trained: the next step is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
             rows, batch, chosen, taught = self._gather_recorded(step)
@@ -190,13 +185,13 @@ class Trainer:
         return TrainedStep(published=self.published, metrics=metrics)
 
     def retire(self, settings: RetentionSettings) -> int:
-        """Delete shards that are too old for any step, if the run's shards exceed their budget; returns the bytes freed."""
+        """Delete shards that no step can use any more, if the run's shards exceed their budget; returns the bytes freed."""
         self._index.refresh()
         return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
     def _without_faulty_rows(self, rows: pa.Table, batch: Batch) -> tuple[Batch, int]:
-        """The batch of `rows` without faulty ones and the rest of their advantage groups, whose mean would be wrong; and the
-        number of faulty rows."""
+        """The batch without faulty rows and the rest of their advantage groups, whose mean would be wrong; and the number of
+        faulty rows."""
         faults = self._faults(batch)
         if not faults:
             return batch, 0
@@ -205,7 +200,7 @@ class Trainer:
         return self._index.gather(rows.filter(pa.array(~out))), len(faults)
 
     def _without_faulty_lessons(self, lessons: Sequence[LessonRef], taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
-        """The batch of `lessons` without those of which a proposal is faulty, and the number of faulty proposals."""
+        """The batch without targets that have a faulty proposal, and the number of faulty proposals."""
         if taught is None or not (faults := self._faults(taught.batch)):
             return taught, 0
         out = set(taught.batch.advantage_groups[faults].tolist())
@@ -213,43 +208,37 @@ class Trainer:
         return self._shelf.gather(kept) if kept else None, len(faults)
 
     def _faults(self, batch: Batch) -> list[int]:
-        """The faulty rows of a batch; each is logged."""
         faults = find_faults(batch, *self._policy.row_limits)
         for row, why in faults.items():
-            logger.warning("decision or lesson %d is not trained on, nor is its group: %s", batch.decision_ids[row], why)
+            logger.warning("skipping decision or lesson %d and its group: %s", batch.decision_ids[row], why)
         return list(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[pa.Table, dict[str, int], Batch]:
-        """Choose rows and gather them. This is done before the ledger is written, so that a ledger never names a damaged row.
+        """Choose rows and gather them before the ledger is written, so that a ledger never names a damaged row.
 
         The index sets a damaged shard aside, and rows are chosen again without it.
         """
         while True:
             self._index.refresh()
             rows, counts = self._index.select_batch(step, policy_version=self.step_done, start_groups=start_groups)
-            if (found := count_start_groups(rows)) < start_groups:
-                logger.info("step %d found only %d of %d start groups to train on", step, found, start_groups)
+            if (groups := count_start_groups(rows)) < start_groups:
+                logger.info("step %d has only %d of %d start groups to train on", step, groups, start_groups)
             try:
                 return rows, counts, self._index.gather(rows)
             except ShardDamaged as error:
-                logger.warning("step %d chooses again: %s", step, error)
+                logger.warning("step %d selects rows again: %s", step, error)
 
     def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
-        """Choose lessons and gather them, like rows. A damaged file is set aside, and lessons are chosen again without it."""
+        """Choose and gather targets, like rows."""
         while query is not None:
             chosen = self._shelf.choose(query)
             try:
                 return chosen, self._shelf.gather(chosen) if chosen else None
             except ShardDamaged as error:
-                logger.warning("step %d chooses lessons again: %s", step, error)
+                logger.warning("step %d selects lessons again: %s", step, error)
         return [], None
 
     def _record(self, step: int, rows: pa.Table, lessons: Sequence[LessonRef]) -> None:
-        """Write the step's ledger. If it exists already, another trainer works on the run.
-
-        Raises:
-            TrainingError: the ledger exists.
-        """
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
         if not write_ledger(self._paths, step, rows, about | ledger_entry(lessons)):
             raise TrainingError(
@@ -260,11 +249,7 @@ class Trainer:
             self._shelf.count(lessons)
 
     def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch, list[LessonRef], LessonBatch | None]:
-        """The rows and the lessons that the step's ledger names.
-
-        Raises:
-            DataError: there is no such ledger, or what it names is missing or damaged.
-        """
+        """The rows and targets in the step's ledger; raises DataError if these are missing or damaged."""
         rows = read_ledger(self._paths, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
@@ -275,7 +260,6 @@ class Trainer:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 
     def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> PolicyVersion:
-        """Save the step's checkpoint, and publish its version from it."""
         state = Checkpoint(
             step=step,
             settings_hash=self._settings_hash,
@@ -288,7 +272,6 @@ class Trainer:
         return self._publish(state)
 
     def _publish(self, state: Checkpoint) -> PolicyVersion:
-        """Publish the adapter of a checkpoint, and write the outcome of its step."""
         published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
         if state.outcome is not None:
             outcome = replace(state.outcome, adapter_hash=published.adapter_hash)

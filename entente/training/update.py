@@ -1,10 +1,10 @@
 """Computes the updates of a step: advantages, micro-batches, loss, gradient, and one optimiser step per update.
 
-The loss of an update is divided by constants of the whole update, so it does not depend on how the update is split into
-micro-batches. If loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
+The loss of an update is divided by constants of the whole update, so it does not depend on the split into micro-batches. If
+loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
 
-The number of unique tokens in a micro-batch is a constant, halved while the memory does not hold one: then the update is computed
-again. Where several processes split the base it is never halved: they run their forwards together, so none may repeat one alone.
+If a micro-batch does not fit into memory, its number of unique tokens is halved and the update computed again; not where several
+processes split the base, because these run their forwards together and none may repeat one alone.
 """
 
 import gc
@@ -31,9 +31,9 @@ from storage.lesson_shelf import LessonBatch
 logger = logging.getLogger("entente.trainer")
 Result = TypeVar("Result")
 LEAST_TOKENS = 256
-"""Below so many unique tokens a micro-batch is not halved."""
+"""Unique tokens below which a micro-batch is not halved."""
 MAX_SKIPPED_UPDATES = 3
-"""After so many skipped updates in a row the run stops: the fault is then not in one batch."""
+"""Consecutive skipped updates after which the run stops, because the fault is not in one batch."""
 
 
 class Updater:
@@ -47,13 +47,7 @@ class Updater:
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
-        """
-        Args:
-            peers: the processes that share the updates with this one.
-
-        Raises:
-            InputError: the loss of the settings cannot be used.
-        """
+        """Raises InputError if the loss of the settings cannot be used."""
         self.policy = policy
         self._splits_base = peers is not None and settings.split_base
         self.tokens = settings.token_budget or (GPU_TOKENS if policy.device.type == "cuda" else CPU_TOKENS)
@@ -64,17 +58,13 @@ class Updater:
         self._peers = peers
 
     def set_rate(self, step: int) -> float:
-        """Set the learning rate to that of a step; returns it."""
         rate = self._settings.rate_at(step)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         return rate
 
     def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[StepFigures]:
-        """Compute the step's updates one by one, each on its share of the advantage groups and lessons.
-
-        Args:
-            lessons: the lessons of the step; None: it has none.
+        """Compute the step's updates one by one, each on its minibatch of advantage groups and distillation targets.
 
         Raises:
             TrainingError: three updates in a row were not finite.
@@ -88,7 +78,7 @@ class Updater:
             update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
             if update.skipped:
                 named = batch.decision_ids[rows].tolist()
-                logger.warning("update %d is skipped, because it was not finite; its decisions are %s", number, named)
+                logger.warning("update %d is skipped because it is not finite; its decisions: %s", number, named)
             if self.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
                 raise TrainingError(
                     f"loss or gradient was not finite in {MAX_SKIPPED_UPDATES} updates in a row: lower training.learning_rate, "
@@ -97,8 +87,8 @@ class Updater:
             yield update
 
     def _anchors(self, batch: Batch, later: Sequence[int]) -> np.ndarray:
-        """Log-probabilities at the beginning of the step, float32 [completion positions]: for the rows of the later updates. NaN
-        for the other rows: in the first update the current policy is that of the beginning."""
+        """Log-probabilities before the step, float32 [completion positions], for rows of the later updates; NaN for the
+        others: in the first update the current policy is the anchor."""
         anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
         index, logprobs = self.evaluate(batch, later)
         anchors[index] = logprobs
@@ -113,18 +103,18 @@ class Updater:
         lessons: LessonBatch | None = None,
         taught: Sequence[int] = (),
     ) -> StepFigures:
-        """Compute the gradient of `rows` of the batch and rows `taught` of the lessons into the parameters, replacing gradients
-        from before; `advantages` and `anchors` as in `Objective`."""
+        """Set the parameters' gradients to those of `rows` of the batch and rows `taught` of the targets; `advantages` and
+        `anchors` as in `Objective`."""
         objective = Objective.of(self._settings, batch, rows, advantages, anchors, lessons, taught)
         if self._peers is None:
             return self.gradient(objective, rows, taught)
         return StepFigures.join(lead(self._peers, objective, self.policy.parameters(), self.compute))
 
     def evaluate(self, batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities of the present policy for the branching tokens of `rows` of the batch, without gradient.
+        """Log-probabilities of the current policy for the branching tokens of `rows`, without gradient.
 
         Returns:
-            In no certain order: int64 [B], indices into the completion positions of the batch; float32 [B], nats.
+            In any order: int64 [B], indices into the completion positions of the batch; float32 [B], nats.
         """
         objective = Objective.of(self._settings, batch, rows)
         if self._peers is None:
@@ -138,40 +128,33 @@ class Updater:
         return self._evaluate(objective, rows) if objective.advantages is None else self.gradient(objective, rows, taught)
 
     def _evaluate(self, objective: Objective, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        found = []
+        parts = []
         with torch.no_grad():
             for micro, counts in self._cut(objective.batch, objective.rows, rows):
                 chosen = self.policy.masked_logprobs(micro)["chosen"]
                 if counts:
-                    found.append((micro.completion_index, chosen.cpu().numpy()))
-        return _join(found)
+                    parts.append((micro.completion_index, chosen.cpu().numpy()))
+        return _join(parts)
 
     def _cut(self, batch: Batch, all_rows: Sequence[int], rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
-        """Micro-batches of `rows`, and whether they count. Where processes split the base, some count for nothing: they are
-        computed because another process has a micro-batch more.
-
-        Args:
-            all_rows: the rows of all processes.
-        """
-        found = [(micro, True) for micro in plan(batch, rows, self.tokens)]
+        """Micro-batches of `rows`, and whether they count. Where processes split the base, padding micro-batches that do not
+        count let every process compute equally many; `all_rows` are the rows of all processes."""
+        cut = [(micro, True) for micro in plan(batch, rows, self.tokens)]
         if self._peers is None or not self._splits_base:
-            return found
-        missing = self._peers.most(len(found)) - len(found)
+            return cut
+        missing = self._peers.most(len(cut)) - len(cut)
         if not missing:
-            return found
+            return cut
         branching = np.asarray(all_rows, np.int64)[branching_counts(batch, all_rows) > 0]
         shortest = branching[np.diff(batch.input_offsets)[branching].argmin()]
-        return [*found, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
+        return [*cut, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
 
     def gradient(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
-        """Compute the gradient of some or all rows of an update, and of its lessons, into the parameters."""
+        """Compute the gradient of some rows of an update and of its targets into the parameters."""
         return self.within_memory(lambda: self._forward_and_backward(objective, rows, taught))
 
     def within_memory(self, compute: Callable[[], Result]) -> Result:
         """Call `compute`; if memory runs out, halve `tokens` and call it again.
-
-        Args:
-            compute: can be repeated after it failed.
 
         Raises:
             TrainingError: the smallest micro-batch does not fit into memory.
@@ -186,16 +169,15 @@ class Updater:
                         f"a micro-batch of {self.tokens} unique tokens does not fit into the memory of {self.policy.device}: "
                         f"{cure}set training.recompute to true"
                     ) from error
-            # outside of the block above, where the exception keeps its frames' tensors alive
+            # not in the except block, where the exception keeps its frames' tensors alive
             gc.collect()
             if self.policy.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.tokens = max(LEAST_TOKENS, self.tokens // 2)
-            logger.warning("out of memory: micro-batches hold %d unique tokens from here on", self.tokens)
+            logger.warning("out of memory: micro-batches now hold at most %d unique tokens", self.tokens)
 
     def _forward_and_backward(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
-        """Gradients are zeroed first. Micro-batches of lessons come last, so those of rollouts are the same with and without
-        lessons."""
+        """Micro-batches of targets come last, so those of rollouts are the same with and without targets."""
         self.optimiser.zero_grad(set_to_none=True)
         began, lessons = time.perf_counter(), objective.lessons
         drawn = self._cut(objective.batch, objective.rows, rows)
@@ -225,7 +207,7 @@ class Updater:
         )
 
     def apply(self, figures: StepFigures) -> StepFigures:
-        """Clip the gradient and take the optimiser step, unless loss or gradient is not finite; returns the figures with both."""
+        """Clip the gradient and take the optimiser step if loss and gradient are finite; returns the figures with the norm."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT_NORM))
         finite = bool(np.isfinite([figures.loss, norm]).all())
         if finite:
@@ -237,8 +219,8 @@ class Updater:
 def _backward(
     parts: Sequence[tuple[MicroBatch, bool]], loss_of: Callable[[MicroBatch, bool], Tensor], seconds: np.ndarray
 ) -> list[float]:
-    """The losses of micro-batches that count, whose gradients are added to those in the parameters; `seconds`, of forwards and of
-    backwards, grow."""
+    """Losses of the micro-batches that count; adds gradients to the parameters, and the seconds of forwards and backwards to
+    `seconds`."""
     losses = []
     for micro, counts in parts:
         began = time.perf_counter()
@@ -252,15 +234,14 @@ def _backward(
 
 
 def _join(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """What several micro-batches or processes found, in one."""
     index, logprobs = zip((np.empty(0, np.int64), np.empty(0, np.float32)), *parts, strict=True)
     return np.concatenate(index), np.concatenate(logprobs)
 
 
 def share_rows(batch: Batch | None, shares: int) -> list[list[int]]:
-    """Rows of each update of a step: whole advantage groups, or lessons, dealt out in turn. A share is empty if its rows have no
-    branching token."""
+    """Rows of each update's minibatch: whole advantage groups, or targets, round-robin. A minibatch without a branching token
+    is empty."""
     if batch is None:
         return [[] for _ in range(shares)]
-    found = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
-    return [rows if branching_counts(batch, rows).any() else [] for rows in found]
+    minibatches = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
+    return [rows if branching_counts(batch, rows).any() else [] for rows in minibatches]

@@ -61,7 +61,7 @@ def test_a_difference_is_one_sentence_and_exit_code_1(copied, replay, capsys):
     ("how", "sentence"),
     [
         pytest.param({"run": "none"}, "there is no run in '", id="no run"),
-        pytest.param({"step": 3}, "step 3 never was: run 'first' has steps 1 to 2", id="step that never was"),
+        pytest.param({"step": 3}, "step 3 does not exist: run 'first' has steps 1 to 2", id="step that never was"),
     ],
 )
 def test_what_cannot_be_asked_for_is_one_sentence_and_exit_code_2(replay, capsys, how: dict, sentence: str):

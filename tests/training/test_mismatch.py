@@ -26,7 +26,7 @@ def test_the_limits_are_those_of_the_shorter_format_in_the_check_and_in_the_repo
     if rounded:
         check_mismatch(noise, 0)
     else:
-        with pytest.raises(TrainingError, match=f"another format than {engine}"):
+        with pytest.raises(TrainingError, match=f"does not compute in {engine}"):
             check_mismatch(noise, 0)
     for gap in (0.2, np.nan):
         with pytest.raises(TrainingError, match="disagree on version 3"):

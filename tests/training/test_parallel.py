@@ -169,10 +169,10 @@ def kill_in_step(together: TrainerProcess, paths: RunPaths) -> None:
         with pytest.raises(TrainingError) as told:
             step.result(timeout=60)
     assert str(told.value) == (
-        "one of the trainer's processes ended, so torchrun ended them all; the last lines are in "
-        f"{paths.trainer_log}: resume the run, which repeats the step"
+        "one of the trainer's processes exited, so torchrun stopped the others; see the last lines of "
+        f"{paths.trainer_log}, and resume the run, which repeats the step"
     )
-    with pytest.raises(TrainingError, match="one of the trainer's processes ended"):
+    with pytest.raises(TrainingError, match="one of the trainer's processes exited"):
         together.fresh_rows()
 
 

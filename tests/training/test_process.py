@@ -99,7 +99,7 @@ def test_one_process_trains_tells_errors_as_sentences_and_is_ended_where_it_hang
         trained = trainer.step(1, 2)
         assert trained.published == read_adapter(paths, 1) and trained.published.adapter == paths.adapter(1)
         assert trained.metrics["train/decisions"] > 0
-        with pytest.raises(TrainingError, match="step 5 was asked for, but the next one is 2"):
+        with pytest.raises(TrainingError, match="step 5 cannot be trained: the next step is 2"):
             trainer.step(5, 2)
 
         trainer.step(2, 2)
@@ -108,7 +108,7 @@ def test_one_process_trains_tells_errors_as_sentences_and_is_ended_where_it_hang
 
         trainer._answers_within_s = 0.5
         os.kill(trainer.pid, signal.SIGSTOP)
-        with pytest.raises(TrainingError, match=r"did not answer within 0\.5 s, and was ended"):
+        with pytest.raises(TrainingError, match=r"did not answer within 0\.5 s and was killed"):
             trainer.fresh_rows()
         assert not psutil.pid_exists(trainer.pid) or psutil.Process(trainer.pid).status() == psutil.STATUS_ZOMBIE
     finally:

@@ -206,7 +206,7 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
 @pytest.mark.parametrize(
     ("step", "spoil", "sentence"),
     [
-        pytest.param(4, None, "step 4 never was: run 'copy' has steps 1 to 3", id="4"),
+        pytest.param(4, None, "step 4 does not exist: run 'copy' has steps 1 to 3", id="4"),
         pytest.param(2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is gone from '{root}/ledger'", id="ledger"),
         pytest.param(3, lambda p: outcome_path(p, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
         pytest.param(2, lambda p: outcome_path(p, 2).unlink(), "step 2 of run 'copy' has no outcome", id="outcome"),
@@ -242,5 +242,5 @@ def test_a_damaged_shard_is_named_where_it_lies(paths, again):
 
 def test_an_outcome_that_was_altered_beyond_reading_is_an_error(paths, again):
     outcome_path(paths, 1).write_text("{}")
-    with pytest.raises(DataError, match="is no outcome of a step"):
+    with pytest.raises(DataError, match="is not the outcome of a step"):
         again(paths, 1)

@@ -1,7 +1,7 @@
 """Checkpoints of imitation: one safetensors file with the whole state after a step.
 
-A file is published complete or not at all, and holds a hash of its tensors, so a kill at any moment leaves a state to go on from.
-The newest two are kept: if one is damaged, the one before it repeats the steps between with the same result.
+A file is complete or absent, and holds a hash of its tensors, so training can resume after a kill at any moment. The newest
+two are kept: if one is damaged, the one before it repeats the steps between with the same result.
 """
 
 import json
@@ -29,7 +29,7 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """One point of the learning curve."""
+    """One point of the learning curve; the last fields as in `HeldOutFigures`."""
 
     step: int
     """Steps done."""
@@ -38,14 +38,13 @@ class CurvePoint:
     loss: float | None
     """Mean loss of the steps since the point before, nats; None before the first step."""
     completion_loss: float
-    """On held-out games, as the figures after it; see `HeldOutFigures`."""
     order_loss: float
     orders_equal: float
 
 
 @dataclass(kw_only=True)
 class ImitationState:
-    """What a resumed imitation needs beside tensors. It changes with every step."""
+    """What a resumed imitation needs besides tensors. Every step changes it."""
 
     step: int = 0
     """Steps done."""
@@ -60,7 +59,7 @@ _STATE, _VALUES = TypeAdapter(ImitationState), TypeAdapter(StateValues)
 
 
 def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch.optim.Optimizer) -> None:
-    """Publish the state after `state.step` in `folder`, then remove all files but the newest two."""
+    """Publish the state in `folder`, then remove all files but the newest two."""
     tensors, values = pack_state(optimiser, _CPU)
     tensors |= {_MODEL + name: weight.detach().contiguous() for name, weight in model.named_parameters()}
     texts = {"state": json.dumps(asdict(state)), "values": json.dumps(asdict(values))}
@@ -71,16 +70,13 @@ def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch
 
 
 def load_state(folder: Path, model: Any, optimiser: torch.optim.Optimizer) -> ImitationState:
-    """Restore model, optimiser and random generators from the newest whole file; a damaged one is removed with a sentence.
-
-    Returns:
-        The state; that of the beginning if there is no file.
-    """
+    """Restore model, optimiser and random generators from the newest intact file, and remove damaged ones; without a file, the
+    state before the first step."""
     for name in reversed(_names(folder)):
         try:
             return _load(folder / name, model, optimiser)
         except DataError as error:
-            reporter().say(f"{error}; the one before it is used")
+            reporter().say(f"{error}; using the one before it")
             (folder / name).unlink(missing_ok=True)
     return ImitationState()
 
@@ -89,9 +85,9 @@ def _load(file: Path, model: Any, optimiser: torch.optim.Optimizer) -> Imitation
     try:
         with safe_open(file, framework="pt") as stored:
             texts = dict(stored.metadata())
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # it is no mapping
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # not a mapping
         if texts.pop("hash", "") != _hash(tensors, texts):
-            raise ValueError("its hash is wrong")
+            raise ValueError("its hash does not match")
         state = _STATE.validate_json(texts["state"])
         values = _VALUES.validate_json(texts["values"], strict=True)
         weights = {name.removeprefix(_MODEL): tensors.pop(name) for name in list(tensors) if name.startswith(_MODEL)}
@@ -112,6 +108,5 @@ def _names(folder: Path) -> list[str]:
 
 
 def _hash(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """xxh3 over names, tensor bytes and texts."""
     parts = [name.encode() + tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in sorted(tensors)]
     return xxh3_64_hexdigest(b"".join(parts) + json.dumps(texts, sort_keys=True).encode())

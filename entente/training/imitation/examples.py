@@ -1,8 +1,8 @@
-"""Examples: decisions of a teacher as tokens, and batches of them for the trie plan.
+"""Examples: a teacher's decisions as tokens, and batches of them for the micro-batch planner.
 
-An example is the prompt that the policy will meet and the completion that spells the teacher's orders. Decisions with one legal
-order set are left out, because a policy is never asked for them. Examples are packed as the rows of a GRPO step are
-(`entente/training/trie_plan.py`): a batch declares which tokens are predicted by giving them a legal set of two ids.
+An example is the policy's prompt and a completion that spells the teacher's orders. Decisions with one legal order set are
+left out, because a policy is never asked for them. Examples are packed like the rows of a GRPO step (`micro_batches.py`): a batch
+marks the tokens to predict with a legal set of two ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,36 +23,28 @@ from storage.gather import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One decision of a teacher."""
-
     ids: np.ndarray
     """int32 [prompt + completion]."""
     prompt: int
     """Tokens of the prompt."""
     orders: int
-    """Tokens of the orders, which are the last of the completion; a thought may come before them."""
+    """Tokens of the orders, at the end of the completion; a thought may come before them."""
     legal_ids: np.ndarray
-    """int32 [legal_offsets[-1]]: legal ids of the order positions, one position after another; empty if not asked for."""
+    """int32 [legal_offsets[-1]]: legal ids of the order positions, one position after another; empty without `legal_sets`."""
     legal_offsets: np.ndarray
     """int32 [orders + 1]."""
 
 
 class Examples:
-    """Makes the examples of positions for one model."""
-
     def __init__(self, codec: Codec, prompts: PromptSettings) -> None:
-        """Try the prompt form on real prompts."""
+        """Checks the prompt form on real prompts."""
         self._codec, self._prompts = codec, prompts
         self._thinking = thinking_of(codec, prompts.thinking_tokens)
         self._form = PromptForm(codec, prompts, ANSWER_CUE if self._thinking is None else self._thinking.cue)
         self._tables = TableBuilder(codec, memo=1)
 
     def of(self, board: Board, orders: Mapping[str, Sequence[str]], *, legal_sets: bool = False) -> Iterator[Example]:
-        """The examples of one position.
-
-        Raises:
-            DataError: an order set is not legal.
-        """
+        """The examples of one position; raises DataError if an order set is not legal."""
         legal = board.legal_orders()
         shared = board_text(board, "", self._prompts) if self._prompts.own_line == "in_place" else None
         for power, own in orders.items():
@@ -80,7 +72,7 @@ class Examples:
 
 
 def predicts_all(examples: Sequence[Example]) -> Batch:
-    """A batch in which every token but the first of each example is predicted."""
+    """A batch that predicts every token but the first of each example."""
     ids = np.concatenate([example.ids for example in examples])
     starts = np.cumsum([0, *(len(example.ids) for example in examples)])
     targets = np.delete(ids, starts[:-1])
@@ -88,23 +80,23 @@ def predicts_all(examples: Sequence[Example]) -> Batch:
 
 
 def predicts_orders(examples: Sequence[Example]) -> tuple[Batch, np.ndarray]:
-    """A batch in which the tokens of the orders are predicted among their legal ids.
+    """A batch that predicts the tokens of the orders among their legal ids.
 
     Returns:
-        The batch, and bool [tokens of the orders] which of them are forced: their set is their id twice.
+        The batch, and bool [tokens of the orders]: which are forced; their set is their id twice.
     """
     ids = np.concatenate([example.ids for example in examples])
     starts = np.cumsum([0, *(len(example.ids) for example in examples)])
     prompts = np.array([len(example.ids) - example.orders for example in examples], np.int32)
     sizes = np.concatenate([np.diff(example.legal_offsets) for example in examples])
     repeats = np.where(sizes == 1, 2, sizes)
-    found = np.concatenate([example.legal_ids for example in examples])
-    legal = np.repeat(found, np.repeat(repeats // sizes, sizes))
+    ids_of_sets = np.concatenate([example.legal_ids for example in examples])
+    legal = np.repeat(ids_of_sets, np.repeat(repeats // sizes, sizes))
     return _batch(ids, starts, prompts, legal, np.concatenate([[0], np.cumsum(repeats)])), sizes == 1
 
 
 def _batch(ids: np.ndarray, starts: np.ndarray, prompts: np.ndarray, legal_ids: np.ndarray, legal_offsets: np.ndarray) -> Batch:
-    """A batch of tokens; what only a policy's rows have is zero."""
+    """Fields that only a policy's rows have are zero."""
     rows, completions = len(prompts), np.concatenate([[0], np.cumsum(np.diff(starts) - prompts)])
     nothing = np.zeros(rows, np.int32)
     return Batch(

@@ -1,8 +1,8 @@
-"""Makes a base model that imitates a teacher: games, tokenizer, training, and a folder as `save_pretrained` writes it.
+"""Makes a base model that imitates a teacher: games, tokenizer, training, and a folder in the layout of `save_pretrained`.
 
-While it is made, everything lies in `.<name>.imitation` beside the models: settings, tokenizer, checkpoints. The finished folder
-is published whole under its name. Each step follows from the settings, its number and the state before it, so an imitation that
-was killed and resumed gives the same bytes.
+Work in progress is in `.<name>.imitation` beside the models: settings, tokenizer, checkpoints. The finished folder is published
+whole under its name. A step depends only on the settings, its number and the state before it, so an imitation that was killed and
+resumed gives the same bytes.
 """
 
 import json
@@ -38,30 +38,27 @@ from entente.training.small_model import new_model, save_tokenizer, wanted_centr
 from storage.files import held, publish_directory
 
 _TOKENIZER_POSITIONS = 1500
-"""Positions that the tokenizer is trained on: those of about fifty games, which have every word many times."""
+"""Positions that the tokenizer is trained on: about fifty games, which have every word many times."""
 _HELD_OUT_EXAMPLES = 512
-"""Held-out decisions of a measurement: about 2,000 orders, so a share of them is within 2 points."""
+"""Held-out decisions per measurement: about 2,000 orders, so shares are accurate to 2 points."""
 _MAX_GRADIENT_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 
 
 def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
-    """Train from the newest checkpoint in `work`, or from the beginning, and publish the model.
+    """Train from the newest checkpoint in `work`, or from the start, and publish the model; returns its folder.
 
     Args:
         games: folder of the teacher's games.
 
-    Returns:
-        The model's folder.
-
     Raises:
-        InputError: another process works in the folder, or there are too few games.
+        InputError: another process uses the folder, or there are too few games.
         DataError: a shard of games is damaged.
     """
     with held(work.root / ".lock") as mine:
         if not mine:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
-        if work.final.exists():  # the process was killed after it had published
+        if work.final.exists():  # the process was killed after publishing
             return work.final
         positions = Positions(games, None if settings.recorded else settings.games)
         if not (work.root / "config.json").is_file():
@@ -73,7 +70,7 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
 
 
 def prepare(folder: Path, settings: ImitationSettings, positions: Positions) -> None:
-    """Write tokenizer and config into `folder`; the config comes last, so that its presence shows that both are whole."""
+    """Write tokenizer and config into `folder`; the config last, so that its presence shows that both are complete."""
     reporter().stage("tokenizer", 0, 1)
     save_tokenizer(_texts(settings, positions), settings.vocabulary, folder)
     _network(folder, settings).config.save_pretrained(folder)
@@ -86,7 +83,7 @@ def _network(folder: Path, settings: ImitationSettings) -> Qwen3ForCausalLM:
 
 
 def _texts(settings: ImitationSettings, positions: Positions) -> Iterator[str]:
-    """Prompts with answers, as the tokenizer will meet them."""
+    """Prompts with answers, for the tokenizer."""
     prompts = settings.prompts
     for number in islice(positions.spread(held_out=False), _TOKENIZER_POSITIONS):
         board, orders = positions.board(number)
@@ -94,18 +91,12 @@ def _texts(settings: ImitationSettings, positions: Positions) -> Iterator[str]:
             legal = board.legal_orders()[power]
             thought = " ".join(wanted_centres(board, power, own)) + "\n" + ANSWER_CUE if prompts.thinking_tokens else ""
             cue = THOUGHT_CUE if prompts.thinking_tokens else ANSWER_CUE
-            shown = rules_text(prompts) + board_text(board, power, prompts) + power_text(legal, board, prompts, cue)
-            yield shown + thought + "\n".join(own)
+            prompt = rules_text(prompts) + board_text(board, power, prompts) + power_text(legal, board, prompts, cue)
+            yield prompt + thought + "\n".join(own)
 
 
 class Imitation:
-    """One imitation: model, optimiser, data and state.
-
-    Attributes:
-        examples: makes examples of positions.
-        model: the network, in training mode.
-        state: where it stands.
-    """
+    """One imitation: model (in training mode), optimiser, data and state."""
 
     def __init__(self, folder: Path, settings: ImitationSettings, positions: Positions) -> None:
         self.settings, self.positions = settings, positions
@@ -117,7 +108,6 @@ class Imitation:
         self.state = load_state(self.checkpoints, self.model, self.optimiser)
 
     def run(self) -> None:
-        """Train until the last step; progress, measurements and checkpoints as the settings say."""
         settings, state = self.settings, self.state
         saved = began = time.monotonic()
         tokens_before = state.tokens
@@ -135,15 +125,14 @@ class Imitation:
                 saved = time.monotonic()
 
     def step(self) -> None:
-        """One optimiser step on the positions of its number."""
         settings, state = self.settings, self.state
         numbers = self.positions.of_step(state.step, settings.positions, settings.seed)
-        found = [example for number in numbers for example in self._examples(number)]
-        if found:
+        examples = [example for number in numbers for example in self._examples(number)]
+        if examples:
             self.optimiser.zero_grad(set_to_none=True)
-            loss, tokens = backward(self.model, found, settings.prompt_weight)
+            loss, tokens = backward(self.model, examples, settings.prompt_weight)
             if not math.isfinite(loss):
-                raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate, and begin again")
+                raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate and start again")
             state.losses.append(loss)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
             (group,) = self.optimiser.param_groups
@@ -153,25 +142,22 @@ class Imitation:
         state.step += 1
 
     def _examples(self, number: int, *, legal_sets: bool = False) -> Iterator[Example]:
-        """The examples of a position."""
         return self.examples.of(*self.positions.board(number), legal_sets=legal_sets)
 
     @cached_property
     def held_out(self) -> list[Example]:
-        """Examples of held-out games with their legal sets."""
         spread = self.positions.spread(held_out=True)
         examples = (each for number in spread for each in self._examples(number, legal_sets=True))
         return list(islice(examples, _HELD_OUT_EXAMPLES))
 
     def _add_point(self) -> None:
-        state, found = self.state, measure(self.model, self.held_out, self.separator)
+        state, figures = self.state, measure(self.model, self.held_out, self.separator)
         loss = fmean(state.losses) if state.losses else None
-        state.curve.append(CurvePoint(step=state.step, tokens=state.tokens, loss=loss, **asdict(found)))
+        state.curve.append(CurvePoint(step=state.step, tokens=state.tokens, loss=loss, **asdict(figures)))
         state.losses.clear()
 
 
 def curve_line(point: CurvePoint, steps: int) -> str:
-    """A point of the curve in words."""
     loss = "" if point.loss is None else f"loss {point.loss:.3f}, "
     return (
         f"step {point.step}/{steps}: {loss}held out: {point.order_loss:.3f} nats per order token, "
@@ -180,7 +166,7 @@ def curve_line(point: CurvePoint, steps: int) -> str:
 
 
 def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> None:
-    """Write weights and recipe into `folder`; the recipe comes last."""
+    """Write weights and recipe into `folder`; the recipe last."""
     disable_progress_bar()  # the reporter shows the progress
     trained.model.save_pretrained(folder)
     usual_mode(folder / WEIGHTS)
@@ -189,7 +175,6 @@ def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> Non
 
 
 def _publish(work: WorkFolder, settings: ImitationSettings, trained: Imitation) -> None:
-    """Publish the model's folder: weights, tokenizer, recipe with the curve."""
     aside = work.root / "model"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()

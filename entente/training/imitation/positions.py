@@ -1,7 +1,7 @@
-"""The positions of a teacher's games: which are learned from, which are held out, and which come in a step.
+"""The positions of a teacher's games: which train, which are held out, and which belong to a step.
 
 Shards are memory-mapped, so thousands of games take little memory. Whole games are held out, because positions of one game are
-alike. The positions of a step follow from seed and step alone: each epoch is a permutation of all positions.
+alike. The positions of a step depend on seed and step alone: each epoch is a permutation of all positions.
 """
 
 import json
@@ -19,26 +19,23 @@ from storage.arrow_files import PLY_SCHEMA, map_arrow
 from storage.files import names_in
 
 HELD_OUT_EVERY = 20
-"""One game in so many is held out, the first one among them; so a game stays on its side when more are played."""
+"""Games per held-out game, starting with the first, so that more games do not move a game to the other part."""
 
 
 class Positions:
     """Positions by number, over all shards of a folder.
 
     Attributes:
-        training: int64 [positions]: numbers of the positions to learn from.
+        training: int64 [positions]: numbers of the training positions.
         held_out: int64 [positions]: those of the held-out games.
     """
 
     def __init__(self, folder: Path, games: int | None = None) -> None:
-        """Map and verify the shards.
-
-        Args:
-            games: use the games before this one; None: all.
+        """Map and verify the shards, up to the first `games` games.
 
         Raises:
             DataError: a shard is missing or damaged.
-            InputError: no position is left to learn from, or none is held out.
+            InputError: there is no position to train on, or none to hold out.
         """
         names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
         self._tables: list[pa.Table] = [map_arrow(folder / name, PLY_SCHEMA).table for name in names]
@@ -48,11 +45,11 @@ class Positions:
         self.training = np.flatnonzero(used & (numbers % HELD_OUT_EVERY != 0))
         self.held_out = np.flatnonzero(used & (numbers % HELD_OUT_EVERY == 0))
         if not len(self.training) or not len(self.held_out):
-            raise InputError(f"the games in '{folder}' are too few: imitation learns from some games and holds out others")
+            raise InputError(f"the games in '{folder}' are too few: imitation trains on some games and holds out others")
         self._epoch = lru_cache(maxsize=2)(self._permuted)
 
     def board(self, number: int) -> tuple[Board, dict[str, list[str]]]:
-        """The board of a position, and the teacher's orders for some or all of its powers."""
+        """The board, and the teacher's orders for some or all of its powers."""
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         table, row = self._tables[shard], int(number - self._starts[shard])
         position, phase = table["position"][row].as_py(), table["phase"][row].as_py()
@@ -65,7 +62,7 @@ class Positions:
         return [int(self._epoch(seed, at // size)[at % size]) for at in range(step * count, (step + 1) * count)]
 
     def spread(self, held_out: bool) -> Iterator[int]:
-        """Positions of one side, first those that lie far apart, so that any number of them is a fair sample."""
+        """Training or held-out positions in an order in which any first ones are a fair sample."""
         numbers = self.held_out if held_out else self.training
         yield from np.random.default_rng(0).permutation(numbers).tolist()
 

@@ -1,7 +1,7 @@
-"""Files of recorded games, read one JSON value after the other: one a line, pretty-printed over many lines, or in one list.
+"""Reads files of recorded games, one JSON value after the other: one per line, pretty-printed over many lines, or in one list.
 
-A file is read in pieces, so an archive may be larger than memory. After what is no JSON, reading goes on at the next line that
-begins with a brace. This module does not know what a game is.
+Files are read in pieces, so an archive may be larger than memory. After invalid JSON, reading continues at the next line that
+starts with a brace. This module does not know what a game is.
 """
 
 import json
@@ -20,19 +20,15 @@ _PIECE = 1 << 20
 _LONGEST = 1 << 26
 """Characters of the longest game; one of a hundred years without press has about a million."""
 _LONGEST_WORD = 16
-"""Characters before the end of a text in which a word that is cut there may begin."""
+"""Characters before the end of a text in which a truncated word may start."""
 _BETWEEN = ",] \t\r\n"
-"""What may be between two games, and after the last one."""
+"""Characters allowed between games and after the last one."""
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 """First bytes of gzip, zip, bzip2, xz and zstandard."""
 
 
 def content_hash(files: Sequence[Path]) -> tuple[str, int]:
-    """A hash of the content of all files, and their bytes.
-
-    Raises:
-        InputError: one cannot be read.
-    """
+    """A hash of the content of all files, and their bytes; raises InputError if one cannot be read."""
     digest, size = sha256(), 0
     for file in files:
         with _open(file) as stream:
@@ -43,10 +39,10 @@ def content_hash(files: Sequence[Path]) -> tuple[str, int]:
 
 
 def read_values(files: Sequence[Path], on_bytes: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
-    """The JSON values in the files, each with the name of its place; a `ValueError` stands for what is no JSON.
+    """The JSON values in the files, each with the name of its place; a `ValueError` stands for invalid JSON.
 
     Args:
-        on_bytes: called with the bytes read of all files, after each value.
+        on_bytes: called after each value with the bytes read so far, over all files.
 
     Raises:
         InputError: a file cannot be read, or is compressed.
@@ -54,7 +50,7 @@ def read_values(files: Sequence[Path], on_bytes: Callable[[int], None]) -> Itera
     before = 0
     for file in files:
         with _open(file) as stream:
-            # Press may hold bytes of any encoding, and nobody reads it here.
+            # Press may hold bytes of any encoding, and is not used here.
             text = TextIOWrapper(stream, encoding=json.detect_encoding(stream.peek(4)[:4]), errors="replace")
             for line, value in _values(text):
                 yield f"the game in line {line} of '{file}'", value
@@ -74,7 +70,7 @@ def _open(file: Path) -> BufferedReader:
 
 
 def _values(stream: TextIOWrapper) -> Iterator[tuple[int, Any]]:
-    """The values of a text with the line in which each begins. A list around all of them is taken apart."""
+    """The values of a text with the line in which each starts. A list around all of them is unpacked."""
     decoder, line = json.JSONDecoder(), 1
     text = stream.read(_PIECE)
     if text.lstrip().startswith("["):
@@ -98,7 +94,7 @@ def _values(stream: TextIOWrapper) -> Iterator[tuple[int, Any]]:
 
 
 def _is_cut(error: Exception, text: str) -> bool:
-    """Whether the value only lacks what comes after the text."""
+    """Whether the value is only truncated by the end of the text."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated string") or error.pos > len(text) - _LONGEST_WORD
@@ -113,7 +109,7 @@ def _what_is_wrong(error: Exception, line: int, text: str) -> str:
 
 
 def _next_line(stream: TextIOWrapper, line: int, text: str) -> tuple[int, str]:
-    """The next line that begins with a brace, its number and all that is read from there on; nothing at the end of the file."""
+    """Number of the next line that starts with a brace, and the text read from there on; empty at the end of the file."""
     while (at := text.find("\n{")) < 0:
         end = len(text) - text.endswith("\n")
         if not (more := stream.read(_PIECE)):

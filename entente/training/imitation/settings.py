@@ -12,7 +12,7 @@ from entente.telemetry.setting_marks import Seed, Settings
 from entente.training.settings import TrainingSettings
 
 _WARM_UP_SHARE = 0.05
-"""Share of the steps over which the rate rises; short, because the network is small."""
+"""Share of the steps that warm up the learning rate; short, because the network is small."""
 
 
 class ImitationSettings(Settings):
@@ -65,12 +65,10 @@ class ImitationSettings(Settings):
 
     @property
     def warm_up_steps(self) -> int:
-        """Steps over which the rate rises."""
         return max(1, round(_WARM_UP_SHARE * self.steps))
 
     @property
     def searches(self) -> bool:
-        """Whether a teacher searches."""
         return not self.recorded and any(name.endswith(SEARCHES) for name in self.teachers)
 
     @model_validator(mode="after")

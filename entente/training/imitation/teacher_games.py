@@ -1,10 +1,10 @@
-"""Games of a teacher, played once and kept: whole games as `Ply` rows in Arrow shards that are published once.
+"""Games of a teacher, played once and kept as `Ply` rows in Arrow shards.
 
-`_teacher_games/<name>/000008.arrow` holds the games from game 8 on. The folder's name follows from whatever shapes the games, so
-models with equal teachers share them, and a game's number alone decides its dice: after a kill only missing shards are played.
-A teacher is anything that yields boards with orders (`TeacherGame`). Every order set is checked before its shard is published.
-The caller gives the search of teachers that search. This module trains nothing and does not import torch, because it also runs in
-processes that only play.
+`_teacher_games/<name>/000008.arrow` holds the games from game 8 on. The folder is named after everything that shapes the
+games, so models with equal teachers share it, and a game's seed depends on its number alone: after a kill only missing shards are
+played. A teacher is anything that yields boards with orders (`TeacherGame`). Every order set is checked before its shard is
+published. The caller passes the search for teachers that search. This module trains nothing and does not import torch, because it
+also runs in worker processes that only play.
 """
 
 import json
@@ -33,29 +33,28 @@ from storage.files import publish_directory
 TEACHER_FOLDER = "_teacher_games"
 """Folder of the teachers' games, beside the runs."""
 GAMES_A_SHARD = 8
-"""Games of a shard: a few seconds of work, which is what a kill loses. With a teacher that searches a shard has one game."""
+"""Games per shard: a few seconds of work, which a kill loses. With a teacher that searches, a shard has one game."""
 MOST_REFUSED = 0.1
-"""Share of recorded games that may be refused. Archives hold a few odd games in a thousand; more means that it is another archive
-than the user thinks."""
-_TWICE = "it is given twice"
+"""Largest share of rejected games. Archives hold a few odd games in a thousand; more means the wrong archive."""
+_TWICE = "it occurs twice"
 _RECIPE_VERSION = 3
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
-"""The board before each phase, and the orders that the teacher gives there. The board is stepped between two items."""
+"""The board before each phase, and the teacher's orders. The board advances between two items."""
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage, games done and total games."""
 
 
 class Search(Protocol):
-    """Makes scripted players search. Its `repr` names whatever shapes the orders; processes get a copy of it."""
+    """Makes scripted players search. Its `repr` names everything that shapes the orders; worker processes get a copy of it."""
 
     def __call__(self, name: str, board: Board, power: str, dice: str) -> Sequence[str]:
-        """The orders of the scripted player `name` for `power` after a search whose luck derives from `dice`."""
+        """Orders of the scripted player `name` for `power` after a search whose seed derives from `dice`."""
         ...
 
 
 def scripted_game(number: int, settings: ImitationSettings, search: Search | None = None) -> TeacherGame:
-    """Game `number` between scripted players, up to the last year; `search` orders for those that search."""
+    """A game between scripted players, up to the last year; `search` gives the orders of those that search."""
     dice = f"teacher game {number} of seed {settings.seed}"
     rng = random.Random(dice)
     names = {power: rng.choice(settings.teachers) for power in POWERS}
@@ -72,10 +71,7 @@ def scripted_game(number: int, settings: ImitationSettings, search: Search | Non
 
 
 def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
-    """The rows of a game. Results of the orders are not kept.
-
-    Args:
-        teacher: names the teacher in messages.
+    """The rows of a game, without the results of the orders; `teacher` names the teacher in messages.
 
     Raises:
         InputError: an order set is not legal.
@@ -87,7 +83,7 @@ def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
             if power not in legal or not legal[power].admits(own):
                 raise InputError(
                     f"{teacher} ordered {', '.join(own) or 'nothing'} for {power} in {board.phase} of game {number}, "
-                    "which is not a legal order set: mend the teacher; nothing was trained on"
+                    "which is not a legal order set: fix the teacher; nothing was trained"
                 )
         frozen = board.snapshot(game_id="", seed=0, source="")
         rows.append(
@@ -106,10 +102,7 @@ def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
 
 
 def make_games(root: Path, settings: ImitationSettings, processes: int, report: OnProgress, search: Search | None = None) -> Path:
-    """The folder under `root` with the games that `settings` ask for; missing ones are played, or read from the recorded files.
-
-    Args:
-        search: orders for teachers that search.
+    """The folder under `root` with the games of `settings`, after playing missing ones or reading the recorded files.
 
     Raises:
         InputError: a teacher ordered illegally, or a recorded file cannot be used; nothing of it is kept.
@@ -135,7 +128,7 @@ def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | N
 
 
 def _missing_shards(root: Path, settings: ImitationSettings, search: Search | None) -> list[int]:
-    """First games of the shards that are not published."""
+    """First game of each unpublished shard."""
     folder, size = _scripted_folder(root, settings, search), _shard_size(settings)
     return [first for first in range(0, settings.games, size) if not _shard_path(folder, first).exists()]
 
@@ -147,7 +140,7 @@ def _shard_path(folder: Path, first: int) -> Path:
 def _play_missing(
     folder: Path, firsts: Sequence[int], settings: ImitationSettings, processes: int, search: Search | None
 ) -> Iterator[int]:
-    """Play and publish the shards; yields the number of shards done."""
+    """Yields the number of shards done."""
     if len(firsts) <= 1 or processes == 1:
         for done, first in enumerate(firsts, start=1):
             _play_shard(folder, first, settings, search)
@@ -172,7 +165,7 @@ def _publish(folder: Path, first: int, games: Iterable[list[Ply]], teacher: str)
 
 
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
-    """Read recorded games into a folder named by their content. Games that cannot be read are skipped, and the reasons shown."""
+    """Read recorded games into a folder named by their content; skip those that cannot be read, and report why."""
     digest, size = content_hash(settings.recorded)
     folder = root / f"recorded-{sha256(f'{_RECIPE_VERSION} {digest}'.encode()).hexdigest()[:12]}"
     if folder.is_dir():
@@ -195,9 +188,9 @@ def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -
 
 
 def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[str]]) -> Iterator[list[Ply]]:
-    """The rows of each game. A game that cannot be read is a sentence in `refused`, under its reason.
+    """The rows of each game. `refused` collects a sentence per rejected game under its reason.
 
-    A game is read once, however it is written: a second time it could be learned from and held out.
+    A game that occurs twice is read once: otherwise it could be both in the training and the held-out part.
     """
     seen: dict[bytes, str] = {}
     for where, saved in values:
@@ -209,7 +202,7 @@ def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[s
                 raise RefusedGameError("nothing was played in it", f"in {where} nothing was played: leave it out")
             digest = sha256("".join(f"{row.snapshot_id}{row.orders}" for row in rows).encode()).digest()
             if digest in seen:
-                raise RefusedGameError(_TWICE, f"{where} is {seen[digest]} again: give each game once")
+                raise RefusedGameError(_TWICE, f"{where} is {seen[digest]} again: pass each game once")
         except RefusedGameError as error:
             refused.setdefault(error.reason, []).append(str(error))
         else:
@@ -218,16 +211,16 @@ def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[s
 
 
 def _show_refused(games: int, refused: Mapping[str, Sequence[str]]) -> None:
-    """Show how many games were read, and how many were not for which reason.
+    """Report how many games were read, and how many were rejected for which reason.
 
     Raises:
-        EntenteError: too many were refused.
+        EntenteError: too many were rejected.
         InputError: too few were read.
     """
     reasons = sorted(refused, key=lambda reason: (reason == _TWICE, -len(refused[reason])))
     count = sum(len(sentences) for reason, sentences in refused.items() if reason != _TWICE)
     if refused:
-        reporter().say(f"{games:,} recorded games were read, and {sum(map(len, refused.values())):,} were left out:")
+        reporter().say(f"read {games:,} recorded games and skipped {sum(map(len, refused.values())):,}:")
     for reason in reasons:
         reporter().say(f"{len(refused[reason]):>8,}  {reason}; the first: {refused[reason][0]}")
     if count > MOST_REFUSED * (games + count):
@@ -236,4 +229,4 @@ def _show_refused(games: int, refused: Mapping[str, Sequence[str]]) -> None:
             f"most often {reasons[0]}: {refused[reasons[0]][0]}"
         )
     if games < 2:
-        raise InputError(f"the recorded files hold {games} games: imitation needs one to learn from, and one to hold out")
+        raise InputError(f"the recorded files hold {games} games: imitation needs one to train on and one to hold out")

@@ -1,4 +1,4 @@
-"""The folder in which a base model is made, and the settings that it keeps. This module does not import torch."""
+"""The folder in which a base model is made, and the settings stored there. This module does not import torch."""
 
 import shutil
 from dataclasses import dataclass
@@ -18,8 +18,6 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFolder:
-    """Where a model is made, and where it is published."""
-
     root: Path
     """Work in progress, beside the models; removed when the model is published."""
     final: Path
@@ -27,34 +25,22 @@ class WorkFolder:
 
 
 def work_folder(models: Path, name: str) -> WorkFolder:
-    """The folders of the model called `name`.
-
-    Raises:
-        InputError: the name cannot name a folder.
-    """
+    """The folders of the model `name`; raises InputError if the name is not allowed."""
     check_name(name, "The model")
     return WorkFolder(root=models / f".{name}.imitation", final=models / name)
 
 
 def begin(work: WorkFolder, settings: ImitationSettings, games: Path) -> None:
-    """Write the settings of a new model, and the name of the folder of its teacher's games.
-
-    Raises:
-        InputError: the name is taken by a model, or by one that is being made.
-    """
+    """Write the settings of a new model, and the name of the folder of its teacher's games; raises InputError as `check_new`."""
     check_new(work)
-    shutil.rmtree(work.root, ignore_errors=True)  # what a removal that was killed left: without settings nothing counts
+    shutil.rmtree(work.root, ignore_errors=True)  # a removal that was killed may leave files; without settings they do not count
     make_directory(work.root)
     durable_write(work.root / _GAMES, games.name.encode())
     durable_write(work.root / _SETTINGS, settings.model_dump_json(indent=1).encode())
 
 
 def check_new(work: WorkFolder) -> None:
-    """Check that a new model can be made under this name.
-
-    Raises:
-        InputError: see `begin`.
-    """
+    """Raises InputError if a finished or unfinished model has this name."""
     if work.final.exists():
         raise InputError(f"there is a model in '{work.final}': choose another name, or remove it")
     if is_begun(work):
@@ -62,16 +48,12 @@ def check_new(work: WorkFolder) -> None:
 
 
 def is_begun(work: WorkFolder) -> bool:
-    """True if a model was begun and is not finished."""
+    """True if a model was started and is not finished."""
     return (work.root / _SETTINGS).is_file()
 
 
 def begun_settings(work: WorkFolder) -> ImitationSettings:
-    """The settings of a model that was begun.
-
-    Raises:
-        InputError: it was not, or another release wrote them.
-    """
+    """Settings of an unfinished model; raises InputError if there is none, or if another release wrote them."""
     file = work.root / _SETTINGS
     if not file.is_file():
         done = f", and '{work.final}' is finished" if work.final.exists() else ""
@@ -79,21 +61,16 @@ def begun_settings(work: WorkFolder) -> ImitationSettings:
     try:
         return ImitationSettings.model_validate_json(read_text(file, at_most=_LARGEST, what="settings file"))
     except ValidationError as error:
-        raise InputError(f"settings file '{file}' is not of this release: {error.errors()[0]['msg']}; begin again") from error
+        raise InputError(f"settings file '{file}' is not of this release: {error.errors()[0]['msg']}; start again") from error
 
 
 def begun_games(work: WorkFolder, teachers: Path) -> Path:
-    """The folder below `teachers` with the games that the model began with. Recorded files may have changed since.
-
-    Raises:
-        InputError: it is gone.
-    """
+    """The folder below `teachers` with the games that the model started with: recorded files may have changed since."""
     folder = teachers / read_text(work.root / _GAMES, at_most=_LARGEST, what="file")
     if not folder.is_dir():
-        raise InputError(f"the games of model '{work.final.name}' are gone from '{folder}': restore them, or begin again")
+        raise InputError(f"the games of model '{work.final.name}' are gone from '{folder}': restore them, or start again")
     return folder
 
 
 def finish(work: WorkFolder) -> None:
-    """Remove the folder of the work, once the model is published and complete."""
     shutil.rmtree(work.root)

@@ -174,7 +174,7 @@ REFUSED = {
     "no game": (lambda saved: {"phases": [1]}, "it is no game as the diplomacy package saves it", "it lacks phases with name"),
     "no phase": (lambda saved: {"phases": []}, "it is no game as the diplomacy package saves it", "it lacks phases with name"),
     "nothing played": (lambda saved: saved | {"phases": saved["phases"][-1:]}, "nothing was played in it", "leave it out"),
-    "the game before": (lambda saved: saved | {"id": "another"}, "it is given twice", "again: give each game once"),
+    "the game before": (lambda saved: saved | {"id": "another"}, "it occurs twice", "again: pass each game once"),
     "a number": (lambda saved: 7, "it is no game as the diplomacy package saves it", "it lacks phases with name"),
 }
 
@@ -209,7 +209,7 @@ def test_a_game_that_cannot_be_read_is_skipped_with_its_reason(
     total = sum(len(list(replay_recorded(game, "it"))) for game in few)
     assert len(positions.held_out) + len(positions.training) == total
     (head, line) = said
-    assert head.startswith("10 recorded games were read, and 1 were left out")
+    assert head.startswith("read 10 recorded games and skipped 1:")
     assert line.split()[0] == "1" and reason in line and sentence in line and f"line 2 of '{file}'" in line
 
 
@@ -232,7 +232,7 @@ def test_games_that_are_given_twice_are_left_out_however_many(tmp_path: Path, ot
     files[1].write_text(json.dumps(others, indent=1))
     both = make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet)
     assert len(Positions(both).training) == len(others) - 1
-    assert said[1].split()[0] == str(len(others)) and "it is given twice" in said[1]
+    assert said[1].split()[0] == str(len(others)) and "it occurs twice" in said[1]
 
 
 FORMS: dict[str, Callable[[list[Any]], str]] = {
