@@ -1,9 +1,8 @@
 """Published adapters: the LoRA weights of one policy version in peft's layout, with a manifest.
 
-`adapters/v000123/` gets its name by one rename, when it is complete, and never changes. The manifest holds the sizes and
-SHA-256 hashes of its files; reading verifies them. To publish the same weights again returns the published version, so a
-trainer that was killed between checkpoint and publication can publish again. Other weights under an existing version number are
-an error.
+`adapters/v000123/` is complete when a rename gives it its name, and never changes. The manifest holds the sizes and SHA-256
+hashes of its files, which reading verifies. Publishing the same weights again returns the published version, so a trainer that
+was killed between checkpoint and publication can publish again. Other weights under an existing version number are an error.
 """
 
 import json
@@ -18,9 +17,7 @@ from storage.runs import ADAPTER_NAME, RunPaths, numbers_in
 
 
 def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVersion:
-    """Copy the adapter files from `source_dir` and publish them as `version`, the number of trainer steps.
-
-    A damaged adapter of that version is set aside first.
+    """Publish the adapter files from `source_dir` as `version`, after setting a damaged adapter of that version aside.
 
     Raises:
         DataError: a file is missing, or the version is published with other weights.
@@ -54,11 +51,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
 
 
 def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
-    """The adapter of `version`, verified by size and hash.
-
-    Raises:
-        DataError: it is not published, or a file is damaged.
-    """
+    """The adapter of `version`, verified by size and hash; raises DataError if it is missing or damaged."""
     folder = paths.adapter(version)
     try:
         manifest = read_object(folder / "manifest.json")
@@ -67,9 +60,9 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
         raise DataError(f"Policy version {version} is not published: {folder / 'manifest.json'} is missing.") from error
     except (DataError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again.") from error
-    found, adapter_hash = measure_adapter(folder)
-    for name in recorded | found:
-        if recorded.get(name) != found.get(name):
+    actual, adapter_hash = measure_adapter(folder)
+    for name in recorded | actual:
+        if recorded.get(name) != actual.get(name):
             raise DataError(f"{folder / name} does not match its manifest; remove {folder} and publish again.")
     if manifest.get("version") != version or adapter_hash != recorded_hash:
         raise DataError(f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again.")
@@ -77,5 +70,4 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
 
 
 def published_versions(paths: RunPaths) -> list[int]:
-    """Policy versions that have an adapter, in ascending order."""
     return numbers_in(folders_in(paths.adapters), ADAPTER_NAME)

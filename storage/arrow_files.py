@@ -1,11 +1,11 @@
-"""Arrow files with checksums: the schemas of a run's rows, and how a table is written, named and mapped.
+"""Arrow files with checksums: the schemas of a run's rows, and how tables are written, named and mapped.
 
-The schemas are made from the dataclasses of `entente/records/`. `SCHEMA_VERSION` is raised with every change of a field; a reader
+The schemas are made from the dataclasses of `entente/records/`. Every change of a field increases `SCHEMA_VERSION`; a reader
 refuses any other version. No column holds nulls.
 
-A file is an uncompressed IPC *file* with one record batch, so it can be memory-mapped. It is not the *stream* format, which
-reads a file cut at a batch boundary as a shorter table. Its metadata holds a CRC32 over the row checksums and the columns'
-names and types, and a CRC32 over the metadata. `map_arrow` verifies both; Arrow itself does not notice a flipped byte.
+A file is an uncompressed IPC *file* with one record batch, so it can be memory-mapped. The *stream* format would read a file that
+is truncated at a batch boundary as a shorter table. The metadata holds a CRC32 over the row checksums and the columns' names and
+types, and a CRC32 over the metadata. `map_arrow` verifies both; Arrow itself does not notice a flipped byte.
 """
 
 import zlib
@@ -52,13 +52,13 @@ PLY_SCHEMA = _schema_of(Ply)
 LESSON_SCHEMA = _schema_of(Lesson)
 _SCHEMAS = {Decision: DECISION_SCHEMA, Ply: PLY_SCHEMA, Lesson: LESSON_SCHEMA}
 _WITH_CHECKSUMS = (DECISION_SCHEMA, LESSON_SCHEMA)
-"""Their rows have the column `checksum`, and their files know their own name."""
+"""Schemas whose rows have the column `checksum`, and whose files record their own name."""
 _Sums = npt.NDArray[np.uint32]
 _CURE = "remove the file, or restore it from a copy."
 
 
 def to_table(rows: Sequence[Decision] | Sequence[Ply] | Sequence[Lesson], row_type: type = Decision) -> pa.Table:
-    """Rows as one Arrow table in one chunk, with their checksums."""
+    """Rows as a one-chunk table with checksums."""
     schema = _SCHEMAS[row_type]
     table = pa.table({field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema}, schema)
     if schema not in _WITH_CHECKSUMS:
@@ -68,11 +68,7 @@ def to_table(rows: Sequence[Decision] | Sequence[Ply] | Sequence[Lesson], row_ty
 
 
 def check_tokens(table: pa.Table) -> None:
-    """Check that the token columns of decisions fit one another.
-
-    Raises:
-        DataError: a row breaks one of the rules.
-    """
+    """Raises DataError if the token columns of a decision are inconsistent."""
     prompt = _numpy(table["prompt_len"])
     n_completion = _lengths(table["input_ids"]) - prompt
     bounds = as_array(table["legal_offsets"])
@@ -83,7 +79,7 @@ def check_tokens(table: pa.Table) -> None:
         "there is one behaviour_logprob per completion token": _lengths(table["behaviour_logprobs"]) == n_completion,
         "legal_offsets holds n_completion + 1 numbers": n_bounds == n_completion + 1,
     }
-    if all(fits.all() for fits in rules.values()):  # the last rule indexes by what the others check
+    if all(fits.all() for fits in rules.values()):  # the last rule uses indices that the others check
         inside = np.ones(len(values), bool)
         inside[starts[:-1]] = False
         steps = np.diff(values, prepend=0)
@@ -94,7 +90,7 @@ def check_tokens(table: pa.Table) -> None:
         if not fits.all():
             row = int(np.argmin(fits))
             name = f"Decision {table['decision_id'][row]} (row {row})"
-            raise DataError(f"{name} breaks the rule that {rule}; mend what made it.")
+            raise DataError(f"{name} breaks the rule that {rule}; fix the code that made it.")
 
 
 class MappedFile:
@@ -106,22 +102,21 @@ class MappedFile:
     """
 
     def __init__(self, content: pa.Buffer, table: pa.Table, sums: _Sums, mark: int) -> None:
-        """`mark` is the hash of `content`, computed before the verification."""
+        """`mark`: hash of `content`, computed before the verification."""
         self.table = table
         self.sums = sums
         self._content = memoryview(content)
         self._mark = mark
 
     def is_unchanged(self) -> bool:
-        """Whether no byte of the file has changed since it was verified; runs at about memory bandwidth."""
+        """Whether the file is unchanged since its verification; runs at about memory bandwidth."""
         return xxh3_64_intdigest(self._content) == self._mark
 
 
 def write_arrow(table: pa.Table, final: Path, metadata: Mapping[str, str], crc: int | None = None) -> bool:
-    """Add the checksums to the metadata and publish the table as `final`; False if a file of that name exists, which is kept.
+    """Add the checksums to the metadata and publish the table; False, without a change, if `final` exists.
 
-    Args:
-        crc: its `content_crc`, if already known.
+    `crc` is its `content_crc`, if known.
     """
     crc = content_crc(table) if crc is None else crc
     sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(crc)}
@@ -140,14 +135,14 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     """Map the file and verify all of it. The mapping stays valid if the file is unlinked.
 
     Args:
-        schema: the columns that it must have; None: any. Rows with checksums are compared with them, and a file of such rows
-            must have the name under which it was written.
-        cure: what to do about a damaged file, for the message.
+        schema: required columns; None: any. Rows with checksums are verified against them, and their file must have the name
+            under which it was written.
+        cure: the message's advice for a damaged file.
 
     Raises:
         DataError: the file is missing or damaged, or has another schema version, other columns or another name.
     """
-    try:  # other errors of the system, such as too many open files, say nothing about the file
+    try:  # other system errors, such as too many open files, are not the file's fault
         content = pa.memory_map(str(path)).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
@@ -156,14 +151,14 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     mark = xxh3_64_intdigest(memoryview(content))
     try:
         table = _read_whole(content)
-        found = metadata_of(table)
+        metadata = metadata_of(table)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {cure}") from error
-    _check_metadata(path, found, cure)
+        raise DataError(f"{path} is not a complete Arrow file ({' '.join(str(error).split())}); {cure}") from error
+    _check_metadata(path, metadata, cure)
     if schema is not None and not table.schema.equals(schema):
         raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {cure}")
     sums = row_checksums(table)
-    if int(found["content_crc32"]) != content_crc(table, sums):
+    if int(metadata["content_crc32"]) != content_crc(table, sums):
         raise DataError(f"{path} has damaged rows: their checksum is wrong; {cure}")
     if schema in _WITH_CHECKSUMS:
         _check_rows(path, table, sums)
@@ -173,27 +168,23 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
 def _check_rows(path: Path, table: pa.Table, sums: _Sums) -> None:
     written, named = metadata_of(table).get("shard"), f"{path.parent.name}/{path.name}"
     if written != named:
-        raise DataError(f"{path} was written as {written}: it is a copy or was renamed; remove it, or name it so.")
+        raise DataError(f"{path} was written as {written}: it is a copy or was renamed; remove it, or restore that name.")
     wrong = np.flatnonzero(sums != _numpy(table["checksum"]))
     if len(wrong):
         raise DataError(f"{path} is damaged: row {wrong[0]} does not have its checksum; {_CURE}")
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file, without its rows, which may still be damaged.
-
-    Raises:
-        DataError: the file is missing, or its metadata are damaged.
-    """
+    """The metadata of a file, without verifying its rows; raises DataError if these are missing or damaged."""
     try:
         with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
-            found = metadata_of(reader)
+            metadata = metadata_of(reader)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} is not a whole Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
-    _check_metadata(path, found)
-    return found
+        raise DataError(f"{path} is not a complete Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
+    _check_metadata(path, metadata)
+    return metadata
 
 
 def metadata_of(table: pa.Table | pa.RecordBatchFileReader) -> dict[str, str]:
@@ -201,18 +192,17 @@ def metadata_of(table: pa.Table | pa.RecordBatchFileReader) -> dict[str, str]:
 
 
 def _metadata_crc(metadata: Mapping[str, str]) -> int:
-    """CRC32 of all entries except the one that stores it."""
     entries = sorted(f"{key}={value}" for key, value in metadata.items() if key != "metadata_crc32")
     return zlib.crc32("\0".join(entries).encode())
 
 
-def _check_metadata(path: Path, found: Mapping[str, str], cure: str = _CURE) -> None:
-    version = found.get("schema_version", "none")
+def _check_metadata(path: Path, metadata: Mapping[str, str], cure: str = _CURE) -> None:
+    version = metadata.get("schema_version", "none")
     if version != str(SCHEMA_VERSION):
         raise DataError(
             f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
         )
-    if found.get("metadata_crc32") != str(_metadata_crc(found)):
+    if metadata.get("metadata_crc32") != str(_metadata_crc(metadata)):
         raise DataError(f"{path} has damaged metadata; {cure}")
 
 
@@ -221,7 +211,7 @@ def _read_whole(content: pa.Buffer) -> pa.Table:
         if reader.num_record_batches != 1:
             raise ValueError(f"it has {reader.num_record_batches} record batches, not 1")
         table = pa.Table.from_batches([reader.get_batch(0)])
-    # First of all: to read columns whose offsets are out of range would crash the process.
+    # First, because reading columns with offsets out of range would crash the process.
     table.validate(full=True)
     if any(column.null_count for column in table.columns):
         raise ValueError("it holds nulls")
@@ -229,7 +219,7 @@ def _read_whole(content: pa.Buffer) -> pa.Table:
 
 
 def content_crc(table: pa.Table, sums: _Sums | None = None) -> int:
-    """CRC32 of the content without the metadata; `sums` are the row checksums, None: those that the rows have, else computed."""
+    """CRC32 of the content without the metadata. `sums`: row checksums; None: use those of the rows, or compute them."""
     if sums is None:
         sums = _numpy(table["checksum"]) if table.schema in _WITH_CHECKSUMS else row_checksums(table)
     layout = ";".join(f"{field.name} {field.type}" for field in table.schema)
@@ -263,7 +253,7 @@ _Part = tuple[npt.NDArray[np.int32] | None, int, bytes | memoryview]
 
 
 def _parts(array: pa.Array) -> list[_Part]:
-    """The bytes of a column. A list of strings has two parts: the lengths of the strings, and their text."""
+    """The bytes of a column. A list of strings has two parts: string lengths and text."""
     if isinstance(array, pa.StringArray):
         return [(*_text(array),)]
     if isinstance(array, pa.ListArray):
@@ -287,7 +277,6 @@ def _text(array: pa.StringArray) -> tuple[npt.NDArray[np.int32], int, bytes]:
 
 
 def _content(array: pa.Array) -> tuple[int, memoryview]:
-    """Bytes per value of a numeric array, and all its values as bytes."""
     width, (_, values) = array.type.byte_width, array.buffers()
     if values is None:
         return width, memoryview(b"")
@@ -304,7 +293,7 @@ def _lengths(column: pa.ChunkedArray) -> npt.NDArray[np.int32]:
 
 
 def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The column as one array; without a copy if it has one chunk, as in every published file."""
+    """The column as one array, without a copy if it has one chunk, as in every published file."""
     if isinstance(column, pa.ChunkedArray):
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return column

@@ -1,8 +1,8 @@
-"""SQL queries over a run: connections, ready questions, and answers in a form, or one sentence.
+"""SQL queries over a run: connections, named queries, and results in a given format, or one sentence.
 
-The database is in memory and has no access to files or the network. So it needs no lock, may be opened while the run writes,
-and cannot change anything. DuckDB itself converts to text what a table or CSV cannot hold, so an infinite date or an interval
-looks as in DuckDB's own client.
+The database is in memory and cannot access files or the network. So it needs no lock, may be opened while the run writes, and
+cannot change anything. DuckDB itself converts to text what a table or CSV cannot hold, so an infinite date or an interval looks
+as in DuckDB's own client.
 """
 
 import json
@@ -22,18 +22,18 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
 THREAD = "entente-question"
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 Form = Literal["arrow", "table", "csv", "json", "parquet"]
 _FLOATS = {"float", "double"}
 _PLAIN = _FLOATS | {
     "boolean", "tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint", "varchar",
 }  # fmt: skip
-"""Types that a CSV writer can write unchanged."""
+"""Types that a CSV writer writes unchanged."""
 
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
-"""Ready queries by name; the first line of each says what it answers."""
+"""Named queries; the first line of each says what it answers."""
 _NEAR = re.compile(r'^(?:Did you mean |Candidate bindings: :? ?)("[^"\n]+")', re.MULTILINE)
-"""The name that DuckDB thinks was meant."""
+"""DuckDB's suggestion of a name."""
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
 GIB = 2**30
@@ -48,12 +48,12 @@ def connect(
     token_text: TokenText = lambda token: None,
     read_thought: ReadThought = lambda tokens: None,
 ) -> duckdb.DuckDBPyConnection:
-    """A DuckDB connection with the views of `VIEWS` over the run in `run_dir`, as it is now.
+    """A DuckDB connection with the views of `VIEWS` over the run as it is now.
 
     Args:
         storage: blend and discount of the column "return", and the rules of `standings`; None: the defaults.
         seed: of `uniform` in `candidates`.
-        memory_gib: GiB that DuckDB may use; None: DuckDB's own limit, most of the machine's memory. Nothing spills to disk.
+        memory_gib: DuckDB's memory limit; None: DuckDB's default, most of the machine's memory. Nothing spills to disk.
         token_text, read_thought: text of tokens and thoughts; see `storage/run_views.py`.
     """
     paths = RunPaths(Path(run_dir))
@@ -82,12 +82,12 @@ def ask(
 
     Args:
         form: output format that the columns must fit; "json": one column, each row an object.
-        first: stop after at least this many rows; None: all.
-        memory_gib: GiB that the result may take; None: no limit.
+        first: stop after at least this many rows.
+        memory_gib: largest size of the result.
 
     Raises:
-        InputError: the query is not a single SELECT, DuckDB refuses it, or it takes too much memory. The message has DuckDB's
-            own message, similar names, and the views.
+        InputError: the query is not a single SELECT, DuckDB refuses it, or it takes too much memory. The message includes
+            DuckDB's, similar names, and the views.
     """
     batches: list[pa.RecordBatch] = []
     try:
@@ -109,7 +109,7 @@ def ask(
 
 
 def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.DuckDBPyRelation:
-    """One query as a relation: no row is read before rows are asked of it."""
+    """One query as a lazy relation."""
     try:
         statements = connection.extract_statements(question)
         if len(statements) != 1 or statements[0].type not in _READ_ONLY:
@@ -120,16 +120,16 @@ def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.Duc
 
 
 def run_interruptible(
-    connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], _Found], *, seconds: float, late: str
-) -> _Found:
-    """The result of `work`, which asks the connection, and which a signal, Ctrl-C or a time limit can end.
+    connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], _Result], *, seconds: float, late: str
+) -> _Result:
+    """Run `work` so that a signal, Ctrl-C or a time limit can stop it.
 
     DuckDB runs in C, and Python handles no signal meanwhile. So the query runs in a thread, and the caller's thread waits where
     signal handlers run. An exception there interrupts the query.
 
     Raises:
-        InputError: it takes longer than `seconds`; the sentence is `late`.
-        Exception: what the work, or a signal handler, raised.
+        InputError: it takes longer than `seconds`; the message is `late`.
+        Exception: raised by `work` or a signal handler.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
     answer = pool.submit(work, connection)
@@ -138,14 +138,14 @@ def run_interruptible(
     except TimeoutError as error:
         raise error if answer.done() else InputError(late) from None
     finally:
-        while not answer.done():  # an interrupt before the query has begun has no effect
+        while not answer.done():  # an interrupt before the query starts has no effect
             connection.interrupt()
             wait([answer], timeout=0.05)
         pool.shutdown()
 
 
 def _convert(answer: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRelation:
-    """The same answer with columns that `form` can hold; files get column names that differ."""
+    """Converts columns to types that `form` can hold; files get unique column names."""
     if form == "arrow":
         return answer
     if form != "table":
@@ -160,7 +160,7 @@ def _convert(answer: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRela
 
 
 def json_lines(answer: pa.Table) -> Iterator[str]:
-    """Rows of an answer in the form "json", as strict ASCII JSON: NaN and infinities become null."""
+    """Rows of a result in the form "json" as strict ASCII JSON: NaN and infinities become null."""
     for text in answer["json"].to_pylist():
         if "NaN" in text or "Infinity" in text or not text.isascii():
             yield json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":"))
@@ -169,29 +169,24 @@ def json_lines(answer: pa.Table) -> Iterator[str]:
 
 
 def _refusal(message: str) -> str:
-    """DuckDB's error as one sentence."""
-    said = message.splitlines()[0]
-    if said.startswith("Out of Memory"):
-        return f"SQL failed: {said}; ask for less, or raise --memory-gib"
-    near = f"; did you mean {found[1]}?" if (found := _NEAR.search(message)) else ""
-    return f"SQL failed: {said}{near}; the views are {', '.join(VIEWS)}"
+    first_line = message.splitlines()[0]
+    if first_line.startswith("Out of Memory"):
+        return f"SQL failed: {first_line}; ask for less, or raise --memory-gib"
+    near = f"; did you mean {match[1]}?" if (match := _NEAR.search(message)) else ""
+    return f"SQL failed: {first_line}{near}; the views are {', '.join(VIEWS)}"
 
 
 def ready_query(name: str) -> str:
-    """The SQL of a ready query.
-
-    Raises:
-        InputError: there is no query of that name.
-    """
+    """The SQL of a named query; raises InputError for an unknown name."""
     if name not in QUERIES:
         raise InputError(f"there is no ready question '{name}'; known: {', '.join(QUERIES)}")
     return QUERIES[name]
 
 
 def left_out(connection: duckdb.DuckDBPyConnection) -> str:
-    """One sentence on the files whose rows no view has; empty if there are none."""
-    found = connection.sql("SELECT shard, sentence FROM refused ORDER BY ALL").fetchall()
-    if not found:
+    """One sentence on the files whose rows are missing from all views; empty if there are none."""
+    refused = connection.sql("SELECT shard, sentence FROM refused ORDER BY ALL").fetchall()
+    if not refused:
         return ""
-    first, why = found[0]
-    return f"the answer lacks rows of {len(found)} files that are damaged or gone, first {first}: {why} (view refused has all)"
+    first, why = refused[0]
+    return f"the answer lacks rows of {len(refused)} files that are damaged or gone, first {first}: {why} (view refused has all)"

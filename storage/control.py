@@ -1,9 +1,9 @@
-"""The control file of a run: what it tells processes that play its rollouts, such as those of a Dask cluster.
+"""The control file of a run, which the processes that play its rollouts read, such as those of a Dask cluster.
 
-The training process replaces `control.json` whenever it serves a version, so a reader always finds a complete file. It names the
-program that trains by marks of all that rows depend on. Two machines with equal marks write rows under the same rules and in the
-same form. A mark is `name=value`: the version of the rows' schema, of the game engine, and for each package that shapes rows a
-hash of its source.
+The training process replaces `control.json` whenever it serves a version, so a reader always finds a complete file. The file
+identifies the training program by marks of all that rows depend on. Machines with equal marks write the same rows in the same
+form. A mark is `name=value`: the version of the rows' schema, of the game engine, and a hash of the source of each package that
+shapes rows.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from storage.files import durable_write
 from storage.runs import RunPaths
 
 _PACKAGES = ("entente", "state_cache")
-"""Packages whose code decides what is asked, drawn, played and written."""
+"""Packages whose code decides which rows are sampled, played and written."""
 
 
 class Control(BaseModel):
-    """What a run tells processes that play for it."""
+    """What processes need in order to play for a run."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -35,43 +35,41 @@ class Control(BaseModel):
     adapter_hash: str
     """Hash of its adapter; 'base' for the base model."""
     oldest: int
-    """Oldest version that may still be trained on; older ones are not played."""
+    """Oldest version that may still be trained on and played."""
     base_model: str
     """Identity of the model that the run trains, as `base_identity` gives it."""
     plays: str
     """Hash of the settings on which rows depend."""
     program: tuple[str, ...]
-    """Marks of the program that trains. Another program may not play for it."""
+    """Marks of the training program. Only a program with equal marks may play for it."""
 
     @property
     def policy(self) -> PolicyVersion:
-        """Number and hash of the newest version, without the folder."""
         return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash)
 
 
 def read_control(paths: RunPaths) -> Control:
-    """The newest control file."""
     try:
         content = paths.control.read_bytes()
     except FileNotFoundError as error:
-        raise DataError(f"{paths.control} is missing: the run has not begun; begin or resume its training") from error
+        raise DataError(f"{paths.control} is missing: the run has not started; start or resume its training") from error
     try:
         return Control.model_validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
         what = ": ".join(str(part) for part in (*first["loc"], first["msg"]))
-        raise DataError(f"{paths.control} is damaged ({what}): it is written again when the run trains on") from error
+        raise DataError(f"{paths.control} is damaged ({what}): the run writes it again when it resumes") from error
 
 
 class ControlDesk:
-    """Writes the control file of a run. Only the training process has one; any of its threads may use it."""
+    """Writes the control file of a run, from any thread of the training process alone."""
 
     def __init__(self, paths: RunPaths, *, base_model: str, plays: str, max_policy_lag: int) -> None:
         self._paths, self._base_model, self._plays, self._lag = paths, base_model, plays, max_policy_lag
         self._lock = threading.Lock()
 
     def serve(self, policy: PolicyVersion) -> None:
-        """Have this version played."""
+        """Publish this version as the one to play."""
         control = Control(
             version=policy.version,
             adapter_hash=policy.adapter_hash,
@@ -86,13 +84,13 @@ class ControlDesk:
 
 @cache
 def program_marks() -> tuple[str, ...]:
-    """The marks of this process's program, in a fixed order."""
+    """In a fixed order."""
     sources = (f"package {name}={_source_hash(name)}" for name in _PACKAGES)
     return f"schema of rows={SCHEMA_VERSION}", f"package diplomacy={package_version('diplomacy')}", *sources
 
 
 def program_differences(there: tuple[str, ...]) -> str:
-    """What differs between this program and one with the marks `there`, in words; empty if nothing does."""
+    """Differences between this program and one with the marks `there`, in words; empty if there are none."""
     theirs, ours = _by_name(there), _by_name(program_marks())
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return ", ".join(f"{name} is {ours.get(name, 'unknown')} here and {theirs.get(name, 'unknown')} there" for name in names)
@@ -104,9 +102,9 @@ def _by_name(marks: tuple[str, ...]) -> dict[str, str]:
 
 
 def _source_hash(package: str) -> str:
-    found = find_spec(package)
-    assert found is not None and found.submodule_search_locations, f"{package} is a package of this program"
-    folder, content = Path(next(iter(found.submodule_search_locations))), hashlib.sha256()
+    spec = find_spec(package)
+    assert spec is not None and spec.submodule_search_locations, f"{package} is a package of this program"
+    folder, content = Path(next(iter(spec.submodule_search_locations))), hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return content.hexdigest()[:8]

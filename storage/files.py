@@ -1,8 +1,8 @@
-"""The files of runs: published once, replaced, listed, locked and removed, in a folder of this machine or a shared one.
+"""The files of runs: published once, replaced, listed, locked and removed, in a local or shared folder.
 
-A final name always stands for complete content. Content is written under a temporary name that readers ignore (leading dot,
-`.tmp` at the end), synced and named; then the folder is synced. A published file never changes in place, because a reader may
-have it mapped. Names that begin with a dot are not listed. docs/operations.md says what a shared folder must be able to do.
+A final name always has complete content. Content is written under a temporary name that readers ignore (leading dot, trailing
+`.tmp`), synced and renamed; then the folder is synced. A published file never changes in place, because a reader may have it
+mapped. Names with a leading dot are not listed. docs/operations.md lists the requirements for a shared folder.
 """
 
 import errno
@@ -26,11 +26,10 @@ _LINK_S = 60.0
 
 
 def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
-    """Call `write` with a temporary path, then name that file `final` if the name is free.
+    """Call `write` with a temporary path, then name that file `final`; False, without a change, if the name is taken.
 
-    A hard link names it, because a rename would silently replace a file that readers have mapped.
-
-    Returns False if the name was taken; the existing file is unchanged. If `write` raises, nothing is left behind.
+    A hard link names it, because a rename would silently replace a file that readers have mapped. If `write` raises, nothing
+    is left behind.
     """
     make_directory(final.parent)
     temp = name_aside(final)
@@ -45,11 +44,8 @@ def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
 
 
 def _link_if_free(temp: Path, final: Path) -> bool:
-    """Link if the name is free.
-
-    A network file system may repeat a request whose answer was lost, and then report that the name is taken by this very link.
-    The number of links shows that.
-    """
+    """A network file system may repeat a request whose answer was lost, and then report that the name is taken by this very link.
+    The number of links shows that."""
     try:
         os.link(temp, final)
     except OSError as error:
@@ -64,11 +60,11 @@ def _link_if_free(temp: Path, final: Path) -> bool:
 
 
 def _rename_if_free(temp: Path, final: Path) -> bool:
-    """Rename under a lock of the name: for file systems without hard links."""
+    """Rename under a lock of the name, on file systems without hard links."""
     lock = final.with_name(f".{final.name}.lock")
     with held(lock, wait_s=_LINK_S) as mine:
         if not mine:
-            raise DataError(f"{final} could not be published within {_LINK_S:.0f} s: another process holds {lock}; end it")
+            raise DataError(f"{final} could not be published within {_LINK_S:.0f} s: another process holds {lock}; stop it")
         if free := not final.exists():
             os.rename(temp, final)
         lock.unlink()
@@ -76,11 +72,7 @@ def _rename_if_free(temp: Path, final: Path) -> bool:
 
 
 def publish_directory(aside: Path, final: Path) -> None:
-    """Sync everything below the complete folder `aside` and name it `final`.
-
-    Raises:
-        DataError: `final` exists.
-    """
+    """Sync the complete folder `aside` and rename it to `final`; raises DataError if `final` exists."""
     for folder, _, files in os.walk(aside):
         for file in files:
             sync_file(Path(folder, file))
@@ -110,7 +102,7 @@ def durable_write(path: Path, content: bytes) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names of everything published in a folder, in any order; none if there is no such folder."""
+    """Published names in a folder, in any order; none without the folder."""
     try:
         with os.scandir(folder) as entries:
             return [entry.name for entry in entries if not entry.name.startswith(".")]
@@ -119,7 +111,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def folders_in(parent: Path) -> list[str]:
-    """Names of the folders in a folder, sorted; none if there is no such folder."""
+    """Sorted names of the folders in a folder; none without the folder."""
     try:
         with os.scandir(parent) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
@@ -129,30 +121,28 @@ def folders_in(parent: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A file or folder in a folder."""
-
     path: Path
     is_folder: bool
 
     def size(self) -> int:
-        """Bytes of a file, or of all files below a folder; links do not count."""
+        """Bytes of a file, or of all files below a folder, without links."""
         if self.is_folder:
             return sum(entry.size() for entry in entries_in(self.path))
-        found = self.path.lstat()
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        status = self.path.lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def touched(self) -> float:
-        """Latest write time of it and of everything below it, Unix seconds."""
+        """Latest write time of it and everything below it, Unix seconds."""
         return max([self.path.lstat().st_mtime, *(entry.touched() for entry in entries_in(self.path))])
 
 
 def entries_in(folder: Path) -> list[Entry]:
-    """Everything in a folder but links, sorted by name, unfinished and set-aside files too; none if there is no such folder."""
+    """Everything in a folder except links, also unfinished and set-aside files, sorted by name; none without the folder."""
     if folder.is_symlink():
         return []
     try:
-        with os.scandir(folder) as found:
-            known = sorted((Path(each.path), each.is_dir(follow_symlinks=False)) for each in found if not each.is_symlink())
+        with os.scandir(folder) as entries:
+            known = sorted((Path(each.path), each.is_dir(follow_symlinks=False)) for each in entries if not each.is_symlink())
     except (FileNotFoundError, NotADirectoryError):
         return []
     return [Entry(path=path, is_folder=is_folder) for path, is_folder in known]
@@ -161,14 +151,14 @@ def entries_in(folder: Path) -> list[Entry]:
 def file_marks(path: Path | str) -> tuple[int, int] | None:
     """Size in bytes and write time in nanoseconds, which identify a file; None if it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder. A removal that is killed leaves no partial folder under its name."""
+    """Rename, then remove a folder, so that a killed removal leaves no partial folder under its name."""
     aside = name_aside(folder)
     os.rename(folder, aside)
     shutil.rmtree(aside)
@@ -184,13 +174,10 @@ def set_aside(path: Path) -> Path:
 
 @contextmanager
 def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Hold an exclusive lock during the block; yields False if another process has it.
+    """Hold an exclusive lock during the block; yields False if another process has it after `wait_s` seconds.
 
-    The lock is the kernel's (flock): it ends with the process that holds it. It holds between machines where the file system
-    passes it on; where not, the ledger of a step stops the second trainer.
-
-    Args:
-        wait_s: seconds to wait for the lock.
+    It is a kernel lock (flock), released when the process exits. It works between machines if the file system supports that;
+    otherwise the ledger of a step stops the second trainer.
     """
     until = time.monotonic() + wait_s
     while True:
@@ -199,7 +186,7 @@ def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
         mine = _try_lock(lock, handle, until)
         if not mine or _names(lock, handle):
             break
-        os.close(handle)  # The holder removed the file; the lock must be on the file that has the name now.
+        os.close(handle)  # The holder removed the file: lock the file that now has the name.
     try:
         yield mine
     finally:
@@ -222,7 +209,6 @@ def _try_lock(lock: Path, handle: int, until: float) -> bool:
 
 
 def _names(path: Path, handle: int) -> bool:
-    """Whether `path` is still a name of the open file."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(handle))
     except FileNotFoundError:
@@ -230,7 +216,7 @@ def _names(path: Path, handle: int) -> bool:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds the lock; for display. Tested with a shared lock that is released at once."""
+    """Whether a process holds the lock, for display. Tests with a shared lock that is released at once."""
     if not lock.is_file():
         return False
     with lock.open() as handle:
@@ -242,20 +228,17 @@ def is_held(lock: Path) -> bool:
 
 
 def check_writable(folder: Path, setting: str) -> None:
-    """Check that files can be written in `folder`, or where it will be created. Nothing is left behind.
-
-    Args:
-        setting: what names another folder, for the sentence.
+    """Check that files can be written in `folder`, or where it will be created, and leave nothing behind.
 
     Raises:
-        InputError: names the folder, what is wrong with it, and the cure.
+        InputError: names the folder, what is wrong with it, and `setting`, which selects another folder.
     """
     place = folder.absolute()
     while not place.exists():
         _check_link(place)
         place = place.parent
     if not place.is_dir():
-        raise InputError(f"'{place}' is no folder, so nothing can be written below it: name another one with {setting}")
+        raise InputError(f"'{place}' is not a folder: name another one with {setting}")
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
@@ -263,17 +246,17 @@ def check_writable(folder: Path, setting: str) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise InputError(
-            f"cannot write in '{place}' ({error.strerror}): mend that, or name another folder with {setting}"
+            f"cannot write in '{place}' ({error.strerror}): fix that, or name another folder with {setting}"
         ) from error
 
 
 def _check_link(path: Path) -> None:
     if path.is_symlink() and not path.exists():
-        raise InputError(f"'{path}' is a link to '{path.readlink()}', which does not exist: mount that disk, or correct the link")
+        raise InputError(f"'{path}' is a link to '{path.readlink()}', which does not exist: mount that disk, or fix the link")
 
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its missing parents. Each parent is synced, because a crash could otherwise lose the files in it."""
+    """Create `path` and its missing parents, and sync each parent, because a crash could otherwise lose the files in it."""
     if path.is_dir():
         return
     _check_link(path)
@@ -283,7 +266,7 @@ def make_directory(path: Path) -> None:
 
 
 def name_aside(final: Path) -> Path:
-    """A temporary name beside `final`: readers ignore it, and no two attempts share it."""
+    """A unique temporary name beside `final` that readers ignore."""
     return final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 

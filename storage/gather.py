@@ -1,9 +1,9 @@
 """Maps shards, and copies chosen rows from them into arrays, in the recorded order.
 
-Every row of a shard is verified when it is mapped. Before a row is used, the bytes of its whole shard are compared with those
-that were verified, and its checksum with the one that the choice recorded. A shard that differs is refused by name before
-anything in it is interpreted, because changed offsets could point anywhere. Consecutive rows of a shard, such as those of an
-advantage group, are copied in one piece. Each token is copied once.
+Mapping a shard verifies every row. Before a row is used, the bytes of its whole shard are compared with the verified ones, and
+its checksum with the one that the selection recorded. A shard that differs is refused before anything in it is interpreted,
+because changed offsets could point anywhere. Consecutive rows of a shard, such as an advantage group, are copied in one piece.
+Each token is copied once.
 """
 
 from collections import OrderedDict
@@ -34,10 +34,10 @@ class ShardDamaged(DataError):
 
 
 class MappedShards:
-    """Files of rows in one folder, mapped on demand. A file that is dropped stays valid while somebody reads it."""
+    """Files of rows in one folder, mapped on demand; a dropped file stays valid while a reader uses it."""
 
     def __init__(self, folder: Path, schema: pa.Schema = DECISION_SCHEMA, bound: int = MAPPED) -> None:
-        """At most `bound` files stay mapped, those used last."""
+        """Keeps at most `bound` files mapped, least recently used first out."""
         self._folder = folder
         self._schema = schema
         self._bound = bound
@@ -47,11 +47,7 @@ class MappedShards:
         return len(self._mapped)
 
     def get(self, name: str) -> MappedFile:
-        """The file of this name.
-
-        Raises:
-            ShardDamaged: it is missing or damaged.
-        """
+        """Raises ShardDamaged if the file is missing or damaged."""
         if name not in self._mapped:
             try:
                 self.keep(name, map_arrow(self._folder / name, self._schema))
@@ -86,7 +82,7 @@ class Batch:
     prompt_lens: npt.NDArray[np.int32]
     """[R] prompt tokens; the rest of the row is its completion."""
     behaviour_logprobs: npt.NDArray[np.float32]
-    """[C] nats under the policy that drew the token; completion positions, row after row."""
+    """[C] nats under the policy that sampled the token; completion positions, row after row."""
     completion_offsets: npt.NDArray[np.int64]
     """[R + 1] completion positions of row r are completion_offsets[r] to completion_offsets[r + 1]."""
     legal_ids: npt.NDArray[np.int32]
@@ -100,17 +96,14 @@ class Batch:
     advantage_groups: npt.NDArray[np.int32]
     """[R] number of the advantage group, from 0; -1 if rows were not chosen by group."""
     policy_versions: npt.NDArray[np.int32]
-    """[R] policy version that drew each completion."""
+    """[R] policy version that sampled each completion."""
 
 
 def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
-    """The batch of `rows`, from a selection or a ledger.
-
-    Args:
-        open_shard: maps a shard by its name and verifies it.
+    """The batch of `rows`, from a selection or a ledger; `open_shard` maps a shard by name and verifies it.
 
     Raises:
-        ShardDamaged: a row differs from what was published, or from what was chosen.
+        ShardDamaged: a row differs from the published or the selected one.
     """
     chosen = _Chosen(rows, open_shard)
     checksums = chosen.single("checksum", np.uint32)
@@ -141,14 +134,14 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
 
 
 class _Chosen:
-    """Chosen rows in their order, as few runs as possible: a shard, the first row in it, and one after the last."""
+    """Chosen rows in order, in as few runs as possible: shard, first row, and end (exclusive)."""
 
     def __init__(self, rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> None:
-        """Open the shards, and check that each is as it was verified and has the rows."""
+        """Open the shards, and check that each is unchanged and has the rows."""
         names = rows["shard"].to_pylist()
         self._tables = {name: verified(name, open_shard(name)) for name in dict.fromkeys(names)}
         self._runs: list[tuple[str, int, int]] = []
-        # A plain loop: for so few rows it is faster than Arrow and numpy.
+        # A plain loop is faster than Arrow and numpy for so few rows.
         for name, row in zip(names, rows["row"].to_pylist(), strict=True):
             if not 0 <= row < self._tables[name].num_rows:
                 raise ShardDamaged(f"Shard {name} has no row {row}; the shard is not the one that was chosen from.", name)
@@ -175,7 +168,7 @@ class _Chosen:
 
 
 def verified(name: str, file: MappedFile) -> pa.Table:
-    """The rows of a mapped file, after a check that no byte has changed since it was verified."""
+    """The rows of a mapped file, after checking that no byte has changed."""
     if not file.is_unchanged():
         raise ShardDamaged(
             f"Shard {name} changed since it was opened: its checksum is wrong; remove the shard or restore it.", name
@@ -197,7 +190,7 @@ def offsets_of(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 def _rebased(
     bounds: npt.NDArray[np.int32], completion_offsets: npt.NDArray[np.int64], legal_before: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """One CSR over all positions: each row's offsets without the leading 0, plus the number of legal ids before the row."""
+    """One CSR over all positions: each row's offsets without the leading 0, plus the legal ids before the row."""
     follow = np.ones(len(bounds), bool)
     follow[completion_offsets[:-1] + np.arange(len(completion_offsets) - 1)] = False
     legal_offsets = np.zeros(len(legal_before) + 1, np.int64)

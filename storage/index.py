@@ -1,18 +1,19 @@
-"""The index of a run: an in-memory DuckDB with the facts of its rows, without tokens; and the choice of a step's rows.
+"""The index of a run: an in-memory DuckDB with the facts of its rows, without tokens; and the selection of a step's rows.
 
-Shards and ledgers are the truth. Any process may build its own index at any time, without locks, while others write. A trainer's
-index holds the shards within its staleness budget: their metadata name their newest policy version, older ones are not read, and
-a shard whose rows have all become too old leaves. Without `oldest` an index holds every shard, as for a query over the run.
+Shards and ledgers are the source of truth. Any process may build its own index at any time, without locks, while others write.
+A trainer's index holds the shards within its staleness budget: their metadata name their newest policy version, older ones are
+not read, and a shard is dropped when all its rows are too old. Without `oldest` an index holds every shard, as for a query over
+the run.
 
-Every byte of a shard and of its plies is verified when its facts are read, and again when rows are gathered from it. A damaged
-shard is set aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used.
+Reading facts verifies every byte of a shard and of its plies, and gathering rows verifies it again. A damaged shard is set
+aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used.
 
-`select_batch.sql` defines the choice. The same shards, ledgers, settings and step give the same rows in the same order, in any
+`select_batch.sql` defines the selection. The same shards, ledgers, settings and step give the same rows in the same order, in any
 process and with any number of threads.
 
 Tables: `decisions`, `advantage_groups`, `plies`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their columns
 come from an empty instance of what is inserted, so schema and tables always agree. DuckDB neither holds nor returns token lists,
-and nothing here writes into the run. An index is for one thread at a time.
+and this module does not write to the run. An index is for one thread at a time.
 """
 
 import json
@@ -57,11 +58,11 @@ FROM advantage_groups AS g
 
 
 class Index:
-    """One process's view of a run; `refresh` adds what was published since.
+    """One process's view of a run; `refresh` adds newly published files.
 
     Attributes:
         connection: the tables.
-        newest_versions: newest policy version of each shard that was met, by name; also of those that left or were not read.
+        newest_versions: newest policy version by shard name; also of shards that were dropped or not read.
         rows: with `keep_rows`, the mapped decisions of the held shards, by name.
     """
 
@@ -80,12 +81,12 @@ class Index:
 
         Args:
             storage: how returns are computed, and what a step may train on; None: the defaults.
-            seed: seed of the draw.
+            seed: seed of the selection.
             threads: threads of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the
-                free memory of the whole process several times a second. A trainer then spent a tenth of its CPU time on getting
-                its activations' pages back from the kernel.
-            oldest: hold only shards with a row of this policy version or a newer one. Each query raises it to the oldest version
-                that it reaches. None: hold every shard.
+                free memory of the whole process several times a second, and a trainer spent a tenth of its CPU time on page
+                faults.
+            oldest: hold only shards with a row of this policy version or newer. Each query raises it to the oldest version that
+                it can use. None: hold every shard.
             only: names of the shards to hold; None: those in the folder.
             keep_rows: keep the decisions of held shards mapped.
 
@@ -128,9 +129,9 @@ class Index:
         if not self._storage.selection:
             self.connection.execute(draw)
 
-    def _with(self, given: pa.Table, *statements: str) -> None:
-        """Run the statements while `given` is a table."""
-        self.connection.register("given", given)
+    def _with(self, rows: pa.Table, *statements: str) -> None:
+        """Run the statements with `rows` as the table `given`."""
+        self.connection.register("given", rows)
         for statement in statements:
             self.connection.execute(statement)
         self.connection.unregister("given")
@@ -139,14 +140,14 @@ class Index:
         return decision_facts(decisions, shard, self._storage.blend, self._storage.discount), ply_facts(plies, shard)
 
     def refresh(self) -> int:
-        """Take in new ledgers and shards; returns the number of new decisions."""
+        """Add new ledgers and shards; returns the number of new decisions."""
         self._read_ledgers()
         names = shard_names(self._paths) if self._only is None else sorted(self._only)
         new = [name for name in names if name not in self.newest_versions]
         new_rows = 0
         for first in range(0, len(new), _SHARDS_PER_INSERT):
-            found = [self._read_shard(name) for name in new[first : first + _SHARDS_PER_INSERT]]
-            if facts := [each for each in found if each is not None]:
+            shards = [self._read_shard(name) for name in new[first : first + _SHARDS_PER_INSERT]]
+            if facts := [each for each in shards if each is not None]:
                 decisions, plies = (pa.concat_tables(tables) for tables in zip(*facts, strict=True))
                 self._with(
                     decisions,
@@ -167,7 +168,7 @@ class Index:
             self._steps.add(step)
 
     def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
-        """Verify a shard and its plies, and return the facts of both; None if it is too old, damaged, or just removed."""
+        """Verified facts of a shard and its plies; None if it is too old, damaged, or just removed."""
         path = self._paths.shards / name
         self.newest_versions[name] = NO_ROWS
         try:
@@ -190,7 +191,6 @@ class Index:
         return self._facts(name, file.table, plies)
 
     def _refuse_repeated(self, shard: Shard) -> None:
-        """Raise a DataError if another held shard has one of its start groups."""
         for other in self._held.values():
             if other.producer == shard.producer and (twice := set(other.start_groups) & set(shard.start_groups)):
                 raise DataError(f"{shard.path} repeats start group {min(twice)} of another shard; remove one of the two.")
@@ -204,10 +204,8 @@ class Index:
         return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
 
     def _drop(self, names: list[str]) -> None:
-        """Forget these shards, and take their rows out of the tables.
-
-        The tables are made anew, because deleted rows would stay in memory; so it costs what the other shards take.
-        """
+        """Drop the rows of these shards. The tables are built again, because deleted rows would stay in memory; the cost is
+        that of the remaining shards."""
         for name in names:
             self._held.pop(name, None)
             self.rows.pop(name, None)
@@ -217,24 +215,25 @@ class Index:
             self.connection.execute(f"CREATE OR REPLACE TABLE {table} AS {rest}", [names])
 
     def select_batch(self, step: int, *, policy_version: int, start_groups: int) -> tuple[pa.Table, dict[str, int]]:
-        """Choose rows for one step. Call `refresh` first to include new shards.
+        """Select rows for one step; call `refresh` first to include new shards.
 
         Args:
-            step: the step that will use the rows; part of the draw's seed.
+            step: the step that will use the rows; part of the seed.
             policy_version: version that the trainer holds; the lag is counted from it.
             start_groups: maximum number. There may be fewer, or none.
 
         Returns:
-            The rows in the order of the batch, with the columns of `ledger.ROWS_SCHEMA`; what they were chosen by is in their
-            metadata. And the advantage groups of all shards that the index has held by standing (`select_batch.sql`), where
+            The rows in batch order, with the columns of `ledger.ROWS_SCHEMA` and the rules of the selection as metadata; and
+                counts of
+            the advantage groups of all shards that the index has held, by standing (`select_batch.sql`), where
             eligible = chosen + waiting.
         """
         self.judge(step, policy_version)
         self._set(start_groups=start_groups)
         self._ask_user()
         rows = self.connection.sql(self._chosen_rows).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
-        found = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
-        counts = {name: found.get(name, 0) + self._left[name] for name in STANDINGS}
+        by_standing = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
+        counts = {name: by_standing.get(name, 0) + self._left[name] for name in STANDINGS}
         chosen = len(rows["advantage_group"].unique())
         if self._storage.selection and counts["eligible"] and not chosen:
             logger.warning("storage.selection returns none of the start groups that step %d can train on", step)
@@ -245,7 +244,7 @@ class Index:
         return rows, {**counts, "chosen": chosen, "waiting": counts["eligible"] - chosen}
 
     def eligible(self, step: int, *, policy_version: int) -> Eligible:
-        """How much `select_batch` could choose from. Call `refresh` first to include new shards."""
+        """How much `select_batch` could select from; call `refresh` first to include new shards."""
         self.judge(step, policy_version)
         self._ask_user()
         counted = """
@@ -263,9 +262,9 @@ class Index:
         )
 
     def judge(self, step: int, policy_version: int) -> None:
-        """Make the table `standings`, which the view `candidates` reads, for a step of a trainer at this version.
+        """Create the table `standings`, which the view `candidates` reads, for a step of a trainer at this version.
 
-        Then shards leave that are too old for this step and any later one.
+        Then drop the shards that are too old for this step and any later one.
         """
         self._set(step=step, policy_version=policy_version)
         self.connection.execute(self._standings)
@@ -284,12 +283,11 @@ class Index:
         self._drop(going)
 
     def _ask_user(self) -> None:
-        """Make `wanted` by the user's own SQL, if there is one; else it is the draw."""
+        """Fill `wanted` from the user's SQL; without it, from the seeded selection."""
         if self._storage.selection:
             self.connection.register("wanted", ask_for_start_groups(self.connection, self._storage.selection))
 
     def _set(self, **values: int) -> None:
-        """Set variables of `select_batch.sql`."""
         for name, value in values.items():
             self.connection.execute(f"SET VARIABLE {name} = {value}")
 
@@ -301,14 +299,14 @@ class Index:
             FROM decisions WHERE policy_version = $policy_version AND status = 'complete'
             ORDER BY start_group DESC, producer, fork, ply, power, row LIMIT $limit
         """
-        found = self.connection.sql(query, params={"policy_version": policy_version, "limit": limit})
-        return found.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
+        rows = self.connection.sql(query, params={"policy_version": policy_version, "limit": limit})
+        return rows.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
     def gather(self, rows: pa.Table) -> Batch:
         """Verified arrays of the rows of a selection or of a recorded step, also of shards that are not held.
 
         Raises:
-            ShardDamaged: a row is damaged. Its shard was set aside, so a new selection does not use it.
+            ShardDamaged: a row is damaged. Its shard is set aside, so a new selection does not use it.
         """
         try:
             return gather(rows, self._mapped.get)
@@ -319,7 +317,7 @@ class Index:
 
 
 def check_selection(storage: StorageSettings) -> None:
-    """Check that the SQL of `storage.selection` runs, over no candidates."""
+    """Check that the SQL of `storage.selection` runs over no candidates."""
     Index(RunPaths(Path()), storage).eligible(1, policy_version=0)
 
 
@@ -330,7 +328,7 @@ def _recorded(step: int, rows: pa.Table) -> pa.Table:
 
 
 def open_index(paths: RunPaths, storage: StorageSettings | None = None, **how: Any) -> Index:
-    """An index that knows the files of a run as they are now; arguments as for `Index`."""
+    """A refreshed index; arguments as for `Index`."""
     index = Index(paths, storage, **how)
     index.refresh()
     return index

@@ -21,26 +21,26 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        DataError: the file holds no JSON object.
+        FileNotFoundError: the file does not exist.
+        DataError: it holds no JSON object.
     """
     try:
         with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)
         if len(content) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES} bytes")
-        found = json.loads(content)
+        record = json.loads(content)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"'{path}' holds no JSON ({error}); restore it from a copy.") from error
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise DataError(f"'{path}' holds no JSON object; restore it from a copy.")
-    return found
+    return record
 
 
 def kept_object(path: Path) -> dict[str, Any]:
-    """The object that was written once its work was done; empty if the work is still to do, as it is if the file is damaged."""
+    """The object that marks finished work; empty if the file is missing or damaged, so that the work is done again."""
     try:
         return read_object(path)
     except (FileNotFoundError, DataError):
@@ -48,7 +48,7 @@ def kept_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Replace the content of a small file, whose folder is made if it is missing. The file is complete or absent."""
+    """Replace a small file; after a crash it is complete or absent. Creates a missing folder."""
     make_directory(path.parent)
     durable_write(path, json.dumps(content, indent=1).encode())
 
@@ -59,7 +59,6 @@ def sealed(record: Mapping[str, Any]) -> str:
 
 
 def is_sealed(record: Mapping[str, Any]) -> bool:
-    """Whether a record has the right checksum of its other entries."""
     return record.get(_SEAL) == _checksum({name: value for name, value in record.items() if name != _SEAL})
 
 

@@ -1,6 +1,6 @@
-"""Files of the league: the past versions that one producer's start groups of a step may meet, `league/local/000012.json`.
+"""Files of the league: past versions that are possible opponents in one producer's start groups of a step.
 
-A file is published once, before the first of these start groups is played, and never changes.
+`league/local/000012.json` is published once, before the first of these start groups is played, and never changes.
 `entente/rollouts/league.py` has the rule.
 """
 
@@ -14,19 +14,17 @@ from storage.runs import RunPaths, check_name
 from storage.shards import LOCAL_PRODUCER
 
 LEAGUE_EVERY = 10
-"""Steps between two versions that join: nearer ones play nearly alike."""
+"""Steps between two member versions: closer ones play nearly alike."""
 
 
 class LeagueMember(BaseModel):
-    """One member in one step."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: int
     games: int
-    """Forks against it that were counted."""
+    """Counted forks against it."""
     wins: float
-    """Forks among them that the policy won; a tie is half a win."""
+    """Those that the policy won; a tie is half a win."""
     win_share: float
     """(wins + 1) / (games + 2)."""
     weight: float
@@ -34,25 +32,25 @@ class LeagueMember(BaseModel):
 
 
 class LeagueStep(BaseModel):
-    """The league against which one producer's start groups of one step play."""
+    """The league of one producer's start groups of one step."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
     served: int
-    """Newest version that was served when this was written."""
+    """Newest version served at the time of writing."""
     members: tuple[LeagueMember, ...]
 
 
 def publish_league(paths: RunPaths, producer: str, made: LeagueStep) -> LeagueStep:
-    """Publish the league of a step; returns it, or the one that another process published before."""
+    """Publish the league of a step; returns it, or the one that another process published first."""
     file = _file(paths, producer, made.step)
     publish_once(file, lambda path: path.write_text(made.model_dump_json(indent=1)))
     return _read(file)
 
 
 def read_league(paths: RunPaths, producer: str, step: int) -> LeagueStep | None:
-    """The league of a producer's step; None if there is no file."""
+    """The league of a producer's step; None without a file."""
     file = _file(paths, producer, step)
     return _read(file) if file.exists() else None
 
@@ -71,4 +69,4 @@ def _read(file: Path) -> LeagueStep:
     try:
         return LeagueStep.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise DataError(f"{file} is damaged: restore it, or remove it, and the step draws other opponents") from error
+        raise DataError(f"{file} is damaged: restore it, or remove it to sample other opponents for the step") from error

@@ -1,12 +1,12 @@
 """The ledger: which rows a trainer step used, written before the forward pass of that step.
 
-`ledger/step-000137.arrow` is written once, by one trainer. A trainer that finds the name taken is not alone on the
-run and must stop. A step is repeated by reading its ledger, never by selecting again. A file counts only under the name that it
-was written for. Counts over a run come from its ledgers and the metadata of its shards. Nothing here loads DuckDB.
+`ledger/step-000137.arrow` is written once, by one trainer. A trainer that finds the name taken shares the run with another one
+and must stop. A step is repeated by reading its ledger, never by selecting again. A file counts only under the name that it was
+written for. Counts over a run come from its ledgers and the metadata of its shards. This module does not load DuckDB.
 
-A ledger keeps the rows of its step from being trained on again. So each checkpoint has copies of the ledgers whose rows a later
-step could still draw. Before a run is resumed, a ledger that is lost or damaged is restored from such a copy. Without one, its
-rows must be too old to be drawn, or the run is not resumed. Nothing is removed: a damaged ledger is renamed.
+A ledger prevents training twice on its rows. So each checkpoint has copies of the ledgers whose rows a later step could still
+select. Resuming a run restores a lost or damaged ledger from such a copy. Without a copy, the run resumes only if the rows are
+too old to be selected. Nothing is removed: a damaged ledger is renamed.
 """
 
 import re
@@ -51,14 +51,14 @@ def ledger_path(paths: RunPaths, step: int) -> Path:
 
 
 def write_ledger(paths: RunPaths, step: int, rows_table: pa.Table, metadata: Mapping[str, str]) -> bool:
-    """Record the rows of `step` in their order, with their metadata and these; False if another trainer did so before.
+    """Record the rows of `step` in order, with their metadata and `metadata`; False if another trainer already did.
 
     Raises:
         DataError: `rows_table` lacks a column of `ROWS_SCHEMA`, so the step could not be repeated.
     """
     path = ledger_path(paths, step)
     if missing := [name for name in ROWS_SCHEMA.names if name not in rows_table.column_names]:
-        raise DataError(f"{path} cannot be written without {', '.join(missing)}; give the rows of a selection.")
+        raise DataError(f"{path} cannot be written without {', '.join(missing)}; pass the rows of a selection.")
     rows = rows_table.select(ROWS_SCHEMA.names).cast(ROWS_SCHEMA).combine_chunks()
     return write_arrow(rows, path, {**metadata_of(rows_table), **metadata, "step": str(step)})
 
@@ -68,58 +68,45 @@ def count_start_groups(rows: pa.Table) -> int:
 
 
 def read_ledger(paths: RunPaths, step: int) -> pa.Table | None:
-    """The rows of `step` in their order; None if the step is not recorded.
-
-    Raises:
-        DataError: the ledger is damaged.
-    """
+    """The rows of `step` in order; None if it is not recorded. Raises DataError if the ledger is damaged."""
     path = ledger_path(paths, step)
     return read_ledger_file(path) if path.exists() else None
 
 
 def read_ledger_file(path: Path) -> pa.Table:
-    """The rows of a ledger.
-
-    Raises:
-        DataError: it is missing or damaged, or was written under another name, so its rows would count twice.
-    """
+    """Raises DataError if the ledger is missing, damaged, or was written under another name, because its rows would count
+    twice."""
     rows = map_arrow(path, ROWS_SCHEMA, _CURE).table
     step, match = metadata_of(rows).get("step"), STEP_NAME.fullmatch(path.name)
     if match is None or step != str(int(match[1])):
         raise DataError(
-            f"{path} records step {step}, which its name does not say: it is a copy or was renamed; "
-            "remove it, or give it its own name."
+            f"{path} records step {step}, which does not match its name: it is a copy or was renamed; "
+            "remove it, or restore its name."
         )
     return rows
 
 
 def recorded_steps(paths: RunPaths) -> list[int]:
-    """Numbers of the recorded steps in ascending order."""
+    """Ascending."""
     return numbers_in(names_in(paths.ledger), STEP_NAME)
 
 
 def ledgers_after(paths: RunPaths, step: int) -> Iterator[pa.Table]:
-    """The rows of each step after this one that is recorded.
-
-    Raises:
-        DataError: a ledger is damaged.
-    """
+    """The rows of each recorded step after this one; raises DataError if a ledger is damaged."""
     return (read_ledger_file(ledger_path(paths, each)) for each in recorded_steps(paths) if each > step)
 
 
 def last_step(paths: RunPaths) -> int:
-    """The newest recorded step; 0 if there is none."""
+    """The newest recorded step; 0 without one."""
     return max(recorded_steps(paths), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Counts over the rows of a run."""
-
     decisions: int
     orders_rejected: int
     max_policy_lag: int
-    """Maximum over all rows that were trained on."""
+    """Maximum over all trained rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +117,11 @@ class Eligible:
     """Start groups with an eligible advantage group."""
     advantage_groups: int
     expired: int
-    """Advantage groups that had spread and became too old before they were used, since the index was opened."""
+    """Advantage groups with spread that became too old before use, since the index was opened."""
 
 
 def count_run(paths: RunPaths) -> Totals:
-    """Counts over the shards that are there and over all ledgers. A shard with damaged metadata counts nothing."""
+    """Counts over all present shards and all ledgers, without shards that have damaged metadata."""
     decisions = orders_rejected = lag = 0
     for _, shard in readable_shards(paths):
         decisions, orders_rejected = decisions + shard.decisions, orders_rejected + shard.orders_rejected
@@ -147,14 +134,14 @@ def count_run(paths: RunPaths) -> Totals:
 
 
 def ledgers_to_copy(paths: RunPaths, step: int, storage: StorageSettings) -> list[Path]:
-    """The ledgers whose rows a step after `step` may draw, and that of `step` itself."""
+    """The ledgers whose rows a step after `step` may select, and that of `step` itself."""
     first = min(step, _first_in_reach(step, storage))
     ledgers = (ledger_path(paths, each) for each in range(max(1, first), step + 1))
     return [path for path in ledgers if path.exists()]
 
 
 def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
-    """Check that no step of a resumed run could train a second time on the rows of a lost or damaged ledger.
+    """Check that no step of a resumed run could train again on the rows of a lost or damaged ledger.
 
     Raises:
         DataError: it could, and no checkpoint has a copy of the ledger.
@@ -165,13 +152,13 @@ def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
             newest = max(published_versions(paths), default=0)
             raise DataError(
                 f"the ledger of step {step} is needed, so that its rows are not trained on again, and no checkpoint has a copy: "
-                f"{path} is {why}. Restore it from a copy of the run, or begin a new run with these weights, "
+                f"{path} is {why}. Restore it from a copy of the run, or start a new run with these weights, "
                 f"which trains on rows of its own: entente train --run NAME --init-from {paths.root.name}:{newest}"
             )
 
 
 def restore_ledgers(paths: RunPaths, storage: StorageSettings) -> list[str]:
-    """Restore lost and damaged ledgers from checkpoints; returns a sentence for each of them."""
+    """Restore lost and damaged ledgers from checkpoints; returns a sentence for each."""
     check_ledgers(paths, storage)
     done, faults = _faults(paths)
     return [_repair(paths, step, path, why, trained=step <= done) for step, (path, why) in faults.items()]
@@ -184,19 +171,19 @@ def _repair(paths: RunPaths, step: int, path: Path, why: str, *, trained: bool) 
     if copy is not None:
         content = copy.read_bytes()
         publish_once(path, lambda aside: aside.write_bytes(content))
-        return f"the ledger of step {step} is restored from checkpoint {copy.parent.name}: {path} was {why}"
+        return f"restored the ledger of step {step} from checkpoint {copy.parent.name}: {path} was {why}"
     if trained:
         return f"step {step} cannot be replayed, and its rows are too old for another step: {path} was {why}"
-    return f"step {step} chooses its rows again, because it was not trained: {path} was {why}"
+    return f"step {step} selects its rows again, because it was not trained: {path} was {why}"
 
 
 def _first_in_reach(step_done: int, storage: StorageSettings) -> int:
-    """The first step whose rows are new enough for the step after `step_done`. The rows of step s are of versions before s."""
+    """The first step whose rows the step after `step_done` could use. The rows of step s have versions before s."""
     return step_done - storage.max_policy_lag + 1
 
 
 def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:
-    """The last trained step, and the lost or damaged ledgers: step -> its path, and "missing" or "damaged"."""
+    """The last trained step, and the lost or damaged ledgers: step -> path, and "missing" or "damaged"."""
     done = max([0, *checkpoint_steps(paths), *published_versions(paths)])
     faults = {}
     for step in sorted({*range(1, done + 1), *recorded_steps(paths)}):
@@ -209,7 +196,7 @@ def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:
 
 
 def _copy_of(paths: RunPaths, ledger: Path) -> Path | None:
-    """A whole copy of a ledger in the newest checkpoint that has one."""
+    """An intact copy of a ledger in the newest checkpoint that has one."""
     for step in reversed(checkpoint_steps(paths)):
         copy = paths.checkpoint(step) / ledger.name
         if copy.exists():

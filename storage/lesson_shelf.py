@@ -1,8 +1,8 @@
-"""Chooses the lessons of a trainer's step, and gathers them into arrays.
+"""Selects the distillation targets ("lessons") of a trainer's step, and gathers them into arrays.
 
-A lesson is used as often as ledgers of the run name it. The choice is deterministic: the same files, ledgers and
-seed give the same lessons. A file is verified when it is opened, and its bytes are compared again before each use. A damaged file
-is set aside with a sentence. This module computes no loss.
+The ledgers of the run count how often a target was used. The selection is deterministic: the same files, ledgers and seed give
+the same targets. A file is verified when it is opened, and its bytes are compared again before each use. A damaged file is set
+aside with a sentence. This module computes no loss.
 """
 
 from collections import Counter
@@ -23,34 +23,33 @@ from storage.lessons import LessonRef, recorded_lessons
 from storage.runs import RunPaths, check_name
 
 MAX_FILES = 10_000
-"""Files that stay mapped: each choice looks at all of a round."""
+"""Files that stay mapped: each selection reads all of a round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonQuery:
-    """The lessons that a step asks for."""
+    """The distillation targets that a step requests."""
 
     round: str
-    """Name of their round, the folder below `lessons/`."""
+    """Name of the round, a folder below `lessons/`."""
     count: int
-    """Maximum number of lessons."""
     max_uses: int
-    """Steps that may use a lesson."""
+    """Steps that may use a target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonBatch:
-    """Lessons as arrays: one row for each proposal that the teacher gives a positive probability."""
+    """Targets as arrays: one row per proposal to which the teacher gives a positive probability."""
 
     batch: Batch
-    """R rows. `advantage_groups` numbers the lessons from 0 and `decision_ids` holds lesson ids; `returns` and
-    `behaviour_logprobs` are 0 and mean nothing."""
+    """R rows. `advantage_groups` numbers the targets from 0 and `decision_ids` holds lesson ids; `returns` and
+    `behaviour_logprobs` are unused and 0."""
     weights: npt.NDArray[np.float32]
     """[R] the teacher's probability of each row."""
 
 
 def lesson_uses(paths: RunPaths) -> Counter[int]:
-    """Steps that used each lesson, by lesson id."""
+    """Steps that used each target, by lesson id."""
     return Counter(lesson.lesson_id for ledger in ledgers_after(paths, 0) for lesson in recorded_lessons(ledger))
 
 
@@ -62,16 +61,11 @@ def lessons_in_use(paths: RunPaths, round_name: str) -> int:
 
 
 def choose_lessons(known: Mapping[LessonRef, str], uses: Mapping[int, int], query: LessonQuery, seed: int) -> list[LessonRef]:
-    """The lessons of one step: the least used ones first, in an order that follows from these and the seed alone.
+    """The targets of one step: at most `query.count` with fewer than `query.max_uses` uses, the least used first, sorted by their
+    place. The order depends on these and the seed alone. `known` maps to snapshot ids.
 
     The decisions of a position come together: with `prompts.own_line` "in_place" their prompts share the board, and the trainer
     computes what they share once.
-
-    Args:
-        known: the position's snapshot id of each lesson.
-
-    Returns:
-        at most `query.count` lessons with fewer uses than `query.max_uses`, sorted by their place.
     """
 
     def order(lesson: LessonRef) -> tuple[int, bytes, int]:
@@ -83,37 +77,37 @@ def choose_lessons(known: Mapping[LessonRef, str], uses: Mapping[int, int], quer
 
 
 class LessonShelf:
-    """A trainer's view of its run's lessons: files that were verified, and how often each lesson was used.
+    """A trainer's view of its run's distillation targets: verified files, and how often each target was used.
 
     Attributes:
-        refused: one sentence for each file that was set aside.
+        refused: one sentence per file that was set aside.
     """
 
     def __init__(self, paths: RunPaths, seed: int) -> None:
-        """`seed`: seed of the choice."""
+        """`seed`: seed of the selection."""
         self.refused: list[str] = []
         self._paths, self._seed = paths, seed
         self._files = MappedShards(paths.lessons, LESSON_SCHEMA, bound=MAX_FILES)
         self._uses: Counter[int] | None = None  # read when it is first needed: few runs have lessons
 
     def choose(self, query: LessonQuery) -> list[LessonRef]:
-        """The lessons for a step, as `choose_lessons` defines them. Damaged files are set aside."""
+        """The targets for a step, as in `choose_lessons`; sets damaged files aside."""
         return choose_lessons(self._known(query.round), self._counted(), query, self._seed)
 
     def left(self, query: LessonQuery) -> int:
-        """Uses that the round's lessons still have."""
+        """Remaining uses of the round's targets."""
         uses = self._counted()
         return sum(max(0, query.max_uses - uses[lesson.lesson_id]) for lesson in self._known(query.round))
 
     def count(self, lessons: Sequence[LessonRef]) -> None:
-        """Count one use of each lesson, whose step's ledger was just written."""
+        """Count one use of each, after its step's ledger was written."""
         self._counted().update(lesson.lesson_id for lesson in lessons)
 
     def gather(self, lessons: Sequence[LessonRef]) -> LessonBatch:
-        """Verified arrays of these lessons, in their order.
+        """Verified arrays in this order.
 
         Raises:
-            ShardDamaged: a lesson is gone or damaged, or is not the one that was chosen. A damaged file was set aside.
+            ShardDamaged: a target is missing, damaged or not the selected one. A damaged file is set aside.
         """
         files = {shard: self._open(shard, again=True) for shard in dict.fromkeys(lesson.shard for lesson in lessons)}
         for lesson in lessons:
@@ -131,7 +125,7 @@ class LessonShelf:
         return self._uses
 
     def _known(self, round_name: str) -> dict[LessonRef, str]:
-        """All lessons of a round, each with its position's snapshot id."""
+        """All targets of a round, each with its position's snapshot id."""
         known: dict[LessonRef, str] = {}
         for name in sorted(names_in(self._paths.lessons / check_name(round_name, "The round"))):
             shard = f"{round_name}/{name}"
@@ -140,16 +134,12 @@ class LessonShelf:
             except ShardDamaged:
                 continue
             ids, positions = (as_array(file.table[name]).to_pylist() for name in ("lesson_id", "snapshot_id"))
-            found = enumerate(zip(ids, file.sums.tolist(), positions, strict=True))
-            known |= {LessonRef(shard, row, number, checksum): position for row, (number, checksum, position) in found}
+            rows = enumerate(zip(ids, file.sums.tolist(), positions, strict=True))
+            known |= {LessonRef(shard, row, number, checksum): position for row, (number, checksum, position) in rows}
         return known
 
     def _open(self, shard: str, *, again: bool = False) -> MappedFile:
-        """The file, mapped. A damaged one is set aside.
-
-        Args:
-            again: check that no byte has changed since it was mapped.
-        """
+        """The mapped file; sets a damaged one aside. `again`: check that no byte has changed since it was mapped."""
         try:
             file = self._files.get(shard)
             if again:
@@ -163,10 +153,9 @@ class LessonShelf:
         return file
 
 
-def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
-    """The proposals with a positive probability, row after row."""
+def _batch_of(sources: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
     ids, legal, sizes, lengths, weights, owners = [], [], [], [], [], []
-    for number, (table, lesson) in enumerate(found):
+    for number, (table, lesson) in enumerate(sources):
         prompt, tokens, legal_ids = (_list(table, name, lesson.row) for name in ("prompt_ids", "completion_ids", "legal_ids"))
         ends, sets = (_list(table, name, lesson.row) for name in ("completion_offsets", "legal_offsets"))
         probabilities = _list(table, "probabilities", lesson.row)
@@ -182,7 +171,7 @@ def _batch_of(found: Sequence[tuple[pa.Table, LessonRef]]) -> LessonBatch:
     owner, completion_offsets = np.array(owners, np.int32), offsets_of(completions)
 
     def of_lesson(column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-        return np.array([as_array(table[column])[lesson.row].as_py() for table, lesson in found], kind)[owner]
+        return np.array([as_array(table[column])[lesson.row].as_py() for table, lesson in sources], kind)[owner]
 
     batch = Batch(
         decision_ids=of_lesson("lesson_id", np.int64),

@@ -1,7 +1,7 @@
 """Positions that a run's rollouts reached, as snapshots for later rollouts.
 
-The same start groups give the same snapshots in the same order. A snapshot is never a held-out position, nor from a fork that
-began at one, so training never sees what evaluation uses. The state cache chooses among the snapshots.
+The same start groups give the same snapshots in the same order. Held-out positions and positions from forks that started at
+one are excluded, so training never sees evaluation positions. The state cache chooses among the snapshots.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,7 +16,7 @@ from storage.runs import RunPaths
 from storage.shards import open_plies, shard_names
 
 RECENT = 1024
-"""Newest start groups whose positions are used; older ones were played by a policy that has changed since."""
+"""Newest start groups whose positions are used: the policy has changed since it played older ones."""
 
 _REACHED = Path(__file__).with_name("reached.sql").read_text()
 
@@ -25,7 +25,7 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
     """Positions that the forks of the `producer`'s start groups below `before` reached, newest groups first.
 
     Args:
-        held_out: ids of the snapshots that evaluation starts from.
+        held_out: ids of the evaluation snapshots.
 
     Raises:
         DataError: a position does not match the snapshot id of its row.
@@ -33,23 +33,23 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
     index = open_index(paths, only=_recent_shards(paths, producer, before))
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
-    found = index.connection.execute(_REACHED, values).fetchall()
-    positions = dict(_positions(paths, sorted({shard for shard, *_ in found})))
+    reached = index.connection.execute(_REACHED, values).fetchall()
+    positions = dict(_positions(paths, sorted({shard for shard, *_ in reached})))
     return [
         _snapshot(positions[shard, row], name, phase, f"{paths.root.name}-{producer}-{group:06d}-{fork}", version, seed, power)
-        for shard, row, name, phase, group, fork, version, seed, power in found
+        for shard, row, name, phase, group, fork, version, seed, power in reached
     ]
 
 
 def _recent_shards(paths: RunPaths, producer: str, before: int) -> list[str]:
-    """The shards that may have start groups from `before - RECENT` to `before - 1`. A shard is named after its first one."""
+    """Shards that may have start groups from `before - RECENT` to `before - 1`. A shard is named after its first one."""
     firsts = {int(name[-12:-6]): name for name in shard_names(paths) if name.startswith(f"{producer}/")}
     first = max((number for number in firsts if number <= before - RECENT), default=0)
     return [name for number, name in firsts.items() if first <= number < before]
 
 
 def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, int], str]]:
-    """(shard, row) -> position JSON of every ply of these shards."""
+    """(shard, row) -> position JSON of every phase of these shards."""
     for shard in shards:
         for row, text in enumerate(open_plies(paths.shards / shard)["position"].to_pylist()):
             yield (shard, row), text

@@ -1,7 +1,7 @@
 """The outcome of a step: the losses and gradient norms that a replay of the step must reproduce.
 
-`ledger/step-000137.json` is written once, beside the step's ledger, when the step's checkpoint exists. It outlives
-checkpoint and adapter. It has the loss of every micro-batch, so a replay that differs can say where. Training does not need it.
+`ledger/step-000137.json` is written once, beside the step's ledger, after the step's checkpoint, and outlives checkpoint and
+adapter. It has the loss of every micro-batch, so that a replay can locate a difference. Training does not need it.
 """
 
 import json
@@ -18,8 +18,6 @@ from storage.runs import RunPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateOutcome:
-    """One update of a step."""
-
     loss: float
     """Sum over its micro-batches."""
     gradient_norm: float
@@ -33,17 +31,16 @@ class Outcome:
     """What a step computed, and with which software."""
 
     updates: Sequence[UpdateOutcome]
-    """Its updates, in order; none if the step had nothing to train on."""
+    """In order; empty if the step had nothing to train on."""
     device: str
     """cpu or cuda."""
     threads: int
     """CPU threads of torch; they determine the order of summation."""
     torch: str
-    """Version of torch."""
     processes: int = 1
-    """Processes that shared the updates; they determine the order of summation too."""
+    """Trainer processes; they determine the order of summation too."""
     adapter_hash: str = ""
-    """Hash of the published adapter; empty in a checkpoint, which is written before."""
+    """Hash of the published adapter; empty in a checkpoint, which is written earlier."""
 
     @property
     def loss(self) -> float:
@@ -66,7 +63,7 @@ def outcome_path(paths: RunPaths, step: int) -> Path:
 
 
 def write_outcome(paths: RunPaths, step: int, outcome: Outcome) -> None:
-    """Record the outcome of `step`, unless one is recorded."""
+    """Record the outcome of `step` unless it is recorded already."""
     path = outcome_path(paths, step)
     if not path.exists():
         record = {"step": step, **asdict(outcome)}
@@ -74,11 +71,7 @@ def write_outcome(paths: RunPaths, step: int, outcome: Outcome) -> None:
 
 
 def read_outcome(paths: RunPaths, step: int) -> Outcome | None:
-    """The outcome of `step`; None if none is recorded.
-
-    Raises:
-        DataError: the file is damaged, or belongs to another step.
-    """
+    """The outcome of `step`, if recorded; raises DataError if the file is damaged or belongs to another step."""
     path = outcome_path(paths, step)
     try:
         stored = read_object(path)
@@ -87,7 +80,7 @@ def read_outcome(paths: RunPaths, step: int) -> Outcome | None:
     except FileNotFoundError:
         return None
     except (DataError, TypeError, KeyError) as error:
-        raise DataError(f"'{path}' is no outcome of a step ({error}): restore it from a copy") from error
+        raise DataError(f"'{path}' is not the outcome of a step ({error}): restore it from a copy") from error
     if number != step:
         raise DataError(f"'{path}' is the outcome of step {number}: it is a copy or was renamed; remove it")
     return outcome

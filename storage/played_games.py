@@ -1,7 +1,7 @@
-"""Games that people play in the browser, `runs/_games/<name>.json`: who played, what was ordered, and what the players thought.
+"""Games that people play in the browser, `runs/_games/<name>.json`: who played, the orders, and what the players considered.
 
-A file holds orders, and positions only where another server judged otherwise than we do: reading it plays the game again, so what
-is not legal is refused.
+A file holds orders, and positions only where another server adjudicated differently. Reading it plays the game again, so illegal
+orders are refused.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.read_file import read_text
 
 HUMAN = "human"
-"""Name of a seat that a person takes."""
+"""Name of a seat that a person plays."""
 _LARGEST = 4 << 20
-"""Largest file, bytes; a game of a hundred years has less."""
+"""Largest file, bytes; a game of a hundred years is smaller."""
 _Text = Annotated[str, Field(max_length=64)]
 _Player = Annotated[str, Field(max_length=256)]
 
@@ -32,36 +32,32 @@ class SavedProposal(BaseModel):
 
     orders: tuple[_Text, ...]
     value: float
-    """Mean over its playouts, in what the search counts."""
+    """Mean over its playouts, in the unit of the search."""
     playouts: int
     probability: float | None = None
-    """With which the policy drew it; None if no policy did."""
+    """With which the policy sampled it; None if no policy did."""
 
 
 class SavedTurn(BaseModel):
-    """One phase."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     phase: _Text
     orders: dict[_Text, tuple[_Text, ...]]
     position: str = ""
-    """Text of the position, in a game of another server that judged the turn before otherwise than we do; else empty."""
+    """Text of the position if another server adjudicated the turn before differently; else empty."""
     probabilities: dict[_Text, float] = {}
     proposals: dict[_Text, tuple[SavedProposal, ...]] = {}
-    """What players that search tried, by power."""
+    """Order sets that searching players tried, by power."""
 
 
 class SavedGame(BaseModel):
-    """A game as its file holds it."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["entente game 1"] = "entente game 1"
     name: _Text
     seed: int = 0
     years: Annotated[int, Field(ge=0, le=100)] = 0
-    """Game years after which it ends; 0: when somebody has won."""
+    """Game years after which it ends; 0: when a power has won."""
     seats: dict[_Text, _Player]
     turns: tuple[SavedTurn, ...] = ()
     given: dict[_Text, tuple[_Text, ...]] = {}
@@ -70,7 +66,7 @@ class SavedGame(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPhase:
-    """A phase of a game that is played again."""
+    """A replayed phase."""
 
     turn: SavedTurn
     before: Snapshot
@@ -80,31 +76,23 @@ class PlayedPhase:
 
 
 def read_game(file: Path) -> SavedGame:
-    """The content of a game's file.
-
-    Raises:
-        InputError: it cannot be read, or is no game of this program.
-    """
+    """Raises InputError if the file cannot be read, or is not a game of this program."""
     try:
         return SavedGame.model_validate_json(read_text(file, at_most=_LARGEST, what="game file"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InputError(f"game file '{file}' is no game of this program: {where or 'its text'}: {first['msg']}") from error
+        raise InputError(f"game file '{file}' is not a game of this program: {where or 'its text'}: {first['msg']}") from error
 
 
 def game_hash(game: SavedGame) -> str:
-    """Hash of who played and of all orders, 8 hex digits; what players thought is not in it."""
+    """8 hex digits over players and orders, without what players considered."""
     played = game.model_dump_json(include={"name": True, "seats": True, "turns": {"__all__": {"phase", "orders"}}})
     return hashlib.sha256(played.encode()).hexdigest()[:8]
 
 
 def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
-    """The phases of the game, in order.
-
-    Raises:
-        InputError: the game cannot be played as it is stored.
-    """
+    """The phases of the game, in order; raises InputError if the game cannot be played as stored."""
     board, source = Board.start(), f"played:{'+'.join(sorted(set(game.seats.values())))}"
     for turn in game.turns:
         if turn.position:
@@ -119,7 +107,6 @@ def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
 
 
 def _board(turn: SavedTurn, file: Path) -> Board:
-    """The position that a turn holds."""
     try:
         return Board.restore(make_snapshot(turn.position, turn.phase, source="", game_id="", seed=0))
     except (DataError, AttributeError, KeyError, TypeError, ValueError) as error:

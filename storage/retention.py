@@ -1,13 +1,13 @@
 """What may be deleted from a run: old shards, adapters and checkpoints, W&B folders, and unfinished or damaged files.
 
-The rule is a pure function of facts. A file that cannot be read is kept, and what it might need is kept too. Only names that
-Entente itself gives are removed; symbolic links are neither followed nor removed. A folder is renamed before it is removed, so
-no reader sees half of it. Ledgers, scores, metrics and settings always stay, and so does anything but shards and adapters of a
-run in use.
+The rule is a pure function of facts. Unreadable files are kept, and so is everything that they might need. Only names that
+Entente itself uses are removed; symbolic links are neither followed nor removed. A folder is renamed before it is removed, so no
+reader sees half of it. Ledgers, scores, metrics and settings always stay, and in a run in use everything except shards and
+adapters.
 
-No shard is removed while the run's shards fit `retention.shards_gb`. Then the oldest go first, and only those whose rows all lie
-beyond the staleness budget and that no ledger of a step names which may be replayed or repeated. A shard goes before its plies: a
-reader that has it mapped keeps it, and a call that is killed between the two leaves plies without a shard, which the next one
+No shard is removed while the run's shards fit `retention.shards_gb`. Beyond that the oldest go first, if all their rows exceed
+the staleness budget and no ledger names them of a step that may be replayed or repeated. A shard goes before its phases' file: a
+reader that has it mapped keeps it, and a call that is killed between the two leaves a file without a shard, which the next call
 removes.
 """
 
@@ -39,13 +39,13 @@ ASIDE_HOURS = 1.0
 DAMAGED_DAYS = 30.0
 """Days for which files set aside as damaged are kept for inspection."""
 MILESTONE_EVERY = 25
-"""An older adapter is kept if this divides its version, so that strength can be measured over time."""
+"""Older adapters are kept if this divides their version, so that strength can be measured over time."""
 RESTING_CHECKPOINTS = 2
-"""Newest checkpoints kept of a run that is not in use: one, and one to resume from if it is damaged."""
+"""Newest checkpoints kept of a run that is not in use: the second is for a damaged first."""
 STALE_VERSIONS = 8
-"""Policy versions beyond the staleness budget for which rows are kept in any case, for a reader of recent rows."""
+"""Policy versions beyond the staleness budget whose rows are always kept, for readers of recent rows."""
 REPLAY_STEPS = 100
-"""Newest steps whose rows are kept in any case, so that these steps can be replayed; nobody looks further back."""
+"""Newest steps whose rows are always kept, so that these steps can be replayed."""
 _GB = 1_000_000_000
 _DAY_S = 86_400.0
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
@@ -70,24 +70,21 @@ class RetentionSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionFacts:
-    """What the rule knows about one run."""
+    """The facts about one run that the rule uses."""
 
     adapters: frozenset[int]
     """Published versions."""
     checkpoints: frozenset[int]
-    """Steps of the checkpoints that are kept."""
     replayed: frozenset[int]
-    """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest checkpoint that is kept."""
+    """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest kept checkpoint."""
     scored: frozenset[int]
     """Versions with a score."""
     league: frozenset[int] = frozenset()
-    """Versions that may be members of the league."""
+    """Versions that may be in the league."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removable:
-    """A file or folder that may be removed."""
-
     path: Path
     why: str
     """What it is, in a few words."""
@@ -107,7 +104,7 @@ def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> froz
 
 
 def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
-    """The facts of a run of which the checkpoints `kept` stay, read from its files.
+    """The facts of a run that keeps the checkpoints `kept`.
 
     Raises:
         DataError: a ledger or score cannot be read, so it is unknown what is needed.
@@ -133,45 +130,45 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
     now = time.time() if now is None else now
     kept_checkpoints = checkpoint_steps(paths)[-RESTING_CHECKPOINTS:]
     kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
-    found = [
+    removable = [
         *_old(paths.adapters, ADAPTER_NAME, kept_adapters, "adapter of an old version"),
-        # A folder without a manifest is not kept: its removal was interrupted.
+        # A folder without a manifest is left from an interrupted removal.
         *_old(paths.checkpoints, CHECKPOINT_NAME, kept_checkpoints, "old checkpoint"),
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
-        found += removable_asides(folder, now)
-    return found
+        removable += removable_asides(folder, now)
+    return removable
 
 
 def removable_asides(folder: Path, now: float | None = None) -> list[Removable]:
     """Unfinished files of killed processes and old damaged files, directly in `folder`."""
     now = time.time() if now is None else now
     why = "left unfinished by a killed process"
-    unfinished = [found for pattern in _ASIDES for found in _aged(folder, pattern, ASIDE_HOURS * 3600, now, why)]
+    unfinished = [each for pattern in _ASIDES for each in _aged(folder, pattern, ASIDE_HOURS * 3600, now, why)]
     return [*unfinished, *_aged(folder, _DAMAGED, DAMAGED_DAYS * _DAY_S, now, "set aside as damaged")]
 
 
-def remove(found: Removable) -> None:
-    """Remove a file or folder. A folder is renamed first, so a killed removal leaves no partial folder under its name."""
-    if found.is_folder:
-        remove_folder(found.path)
+def remove(removable: Removable) -> None:
+    """A folder is renamed first, so a killed removal leaves no partial folder under its name."""
+    if removable.is_folder:
+        remove_folder(removable.path)
     else:
-        found.path.unlink(missing_ok=True)
+        removable.path.unlink(missing_ok=True)
 
 
 def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
-    """Remove old adapters of a run that this process is working on; returns the bytes freed."""
+    """Remove old adapters of the run of this process; returns the bytes freed."""
     # A run in use keeps all its checkpoints here, and what they need.
     kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings or RetentionSettings())
     gone = list(_old(paths.adapters, ADAPTER_NAME, kept, "adapter of an old version"))
-    for found in gone:
-        remove(found)
-    return sum(found.size for found in gone)
+    for each in gone:
+        remove(each)
+    return sum(each.size for each in gone)
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder, without links; 0 if there is none."""
+    """Bytes of all files below a folder, without links; 0 without the folder."""
     return sum(entry.size() for entry in entries_in(folder))
 
 
@@ -222,7 +219,7 @@ def _league(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether this machine has a process `pid`, such as the one in a temporary name; True for a number too large to be one."""
+    """Whether this machine has a process `pid`, from a temporary name; True for numbers too large for one."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -237,18 +234,17 @@ def _is_running(pid: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAge:
-    """How far a run has come, to judge the age of its rows."""
+    """How far a run has come, which decides the age of its rows."""
 
     policy_version: int
-    """The version that its trainer holds."""
+    """The trainer's version."""
     oldest_checkpoint: int
-    """Step of the oldest checkpoint from which it may resume."""
+    """Step of the oldest checkpoint from which the run may resume."""
     max_policy_lag: int
     """Largest lag of a row that a step may use, versions."""
 
     @classmethod
     def of(cls, paths: RunPaths, storage: StorageSettings) -> "RunAge":
-        """The age of a run by its checkpoints."""
         checkpoints = checkpoint_steps(paths)
         return cls(
             policy_version=max(checkpoints, default=0),
@@ -258,18 +254,14 @@ class RunAge:
 
 
 def newest_versions(paths: RunPaths) -> dict[str, int]:
-    """The newest policy version of each shard, by name. Those with damaged metadata are left out, so they stay."""
+    """Newest policy version of each shard, by name, without shards that have damaged metadata, so these stay."""
     return {name: shard.newest_version for name, shard in readable_shards(paths)}
 
 
 def removable_shards(
     paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: RetentionSettings, now: float | None = None
 ) -> list[Removable]:
-    """Files of shards to remove now, those of the oldest policy first.
-
-    Args:
-        newest: see `newest_versions`.
-    """
+    """Files of shards to remove now, oldest policy first; `newest` as from `newest_versions`."""
     if settings.shards_gb == 0:
         return []
     files = dict(_files_by_shard(paths))
@@ -292,7 +284,7 @@ def removable_shards(
 
 
 def retire(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: RetentionSettings) -> int:
-    """Remove what `removable_shards` names; returns the bytes freed. Only the process that works on the run may call this."""
+    """Remove `removable_shards`; returns the bytes freed. Only the process that works on the run may call this."""
     going = removable_shards(paths, newest, age, settings)
     for file in going:
         file.path.unlink(missing_ok=True)
@@ -300,7 +292,7 @@ def retire(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: Re
 
 
 def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
-    """Each shard's name, and its files: the shard itself first, if it is there, then its plies."""
+    """Each shard's name and files: the shard itself first, if present, then its phases' file."""
     for producer in folders_in(paths.shards):
         by_stem: dict[str, list[str]] = {}
         for name in sorted(names_in(paths.shards / producer), key=lambda name: (not SHARD_NAME.fullmatch(name), name)):
@@ -308,12 +300,12 @@ def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
         for stem, names in by_stem.items():
             places = [paths.shards / producer / name for name in names]
             why = "shard too old to train on"
-            found = [Removable(path=path, why=why, size=(file_marks(path) or (0, 0))[0]) for path in places]
-            yield f"{producer}/{stem}.arrow", found
+            files = [Removable(path=path, why=why, size=(file_marks(path) or (0, 0))[0]) for path in places]
+            yield f"{producer}/{stem}.arrow", files
 
 
 def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Removable]:
-    """Old plies without a shard. New ones may belong to a shard that is being published."""
+    """Old files of phases without a shard. New ones may belong to a shard that is being published."""
     without = [some for name, some in files.items() if not name.endswith(some[0].path.name)]
     return [
         replace(file, why="plies without a shard")

@@ -1,11 +1,11 @@
 """The facts of a shard's rows, without tokens, and the return of each decision from its components and a run's blend.
 
 The facts of a decision are its scalar values, the place of its row, and three token counts. Lists and the JSON of plies stay in
-the mapped files; the columns `shard` and `row` point to them. A return depends on its start group only, so it is computed once.
+the mapped files; the columns `shard` and `row` point to them. A return depends only on its start group, so it is computed once.
 
-A reward of a user's own package is a pure function of one row's components. So it needs no new rollouts, equal rows have equal
-returns, and a past choice of rows can be repeated while the package is there. Equal components give equal bits, because the sums
-run backwards from a fork's last decision. Spreads are computed in SQL and advantages in the trainer.
+A reward of a user's package is a pure function of one row's components. So it needs no new rollouts, equal rows have equal
+returns, and a past selection can be repeated as long as the package is installed. Equal components give equal bits, because the
+sums run backwards from a fork's last decision. Spreads are computed in SQL and advantages in the trainer.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,25 +30,25 @@ _DECISION_FACTS = [f.name for f in DECISION_SCHEMA if not pa.types.is_list(f.typ
 _PLY_FACTS = ["start_group", "fork", "ply", "phase", "snapshot_id"]
 
 
-def _accept(found: Reward, named: str) -> Reward:
-    if not callable(found):
-        raise Misfit("it is no function of the components of some rows")
-    check_arguments(found, "components")
+def _accept(function: Reward, named: str) -> Reward:
+    if not callable(function):
+        raise Misfit("it is not a function of row components")
+    check_arguments(function, "components")
     tried = {name: np.sin(np.arange(1.0, _ROWS + 1) * place) for place, name in enumerate(COMPONENTS, start=1)}
-    whole = np.asarray(found(tried), np.float64)
+    whole = np.asarray(function(tried), np.float64)
     if whole.shape != (_ROWS,):
-        raise Misfit(f"it gives values of shape {whole.shape} for {_ROWS} rows")
-    alone = [np.asarray(found({name: values[[row]] for name, values in tried.items()}), np.float64) for row in range(_ROWS)]
+        raise Misfit(f"it returns values of shape {whole.shape} for {_ROWS} rows")
+    alone = [np.asarray(function({name: values[[row]] for name, values in tried.items()}), np.float64) for row in range(_ROWS)]
     if not np.array_equal(whole, np.concatenate(alone)):
-        raise Misfit("it gives a row another value if other rows are computed with it, or no number")
+        raise Misfit("a row's value depends on the other rows, or is not a number")
 
     def reward(components: Components) -> npt.NDArray[np.float64]:
         try:
-            values = np.asarray(found(components), np.float64)
+            values = np.asarray(function(components), np.float64)
         except Exception as error:
-            raise InputError(f"the {named} failed ({type(error).__name__}: {error}): mend it") from error
+            raise InputError(f"the {named} failed ({type(error).__name__}: {error}): fix it") from error
         if values.shape != (rows := len(components[COMPONENTS[0]]),):
-            raise InputError(f"the {named} gave values of shape {values.shape} for {rows} rows: mend it")
+            raise InputError(f"the {named} returned values of shape {values.shape} for {rows} rows: fix it")
         return values
 
     return reward
@@ -65,10 +65,10 @@ def reward_of(name: str) -> Reward:
 
 
 def check_blend(weights: Mapping[str, float]) -> None:
-    """Check that every name in a blend is a reward component. A user's own are loaded and tried.
+    """Check that every name in a blend is a reward component, and try those of user packages.
 
     Raises:
-        InputError: a name is unknown, or what it names cannot be used.
+        InputError: a name is unknown, or its component cannot be used.
     """
     for name in weights:
         try:
@@ -78,7 +78,7 @@ def check_blend(weights: Mapping[str, float]) -> None:
 
 
 def decision_facts(decisions: pa.Table, shard: str, weights: Mapping[str, float], discount: float) -> pa.Table:
-    """One row per decision of a shard; `n_branching` counts the positions where more than one token was legal."""
+    """One row per decision of a shard; `n_branching` counts the positions with more than one legal token."""
     n_prompt = as_array(decisions["prompt_len"]).to_numpy()
     n_tokens = np.diff(as_array(decisions["input_ids"]).offsets.to_numpy())
     facts = {name: decisions[name] for name in _DECISION_FACTS}
@@ -88,12 +88,11 @@ def decision_facts(decisions: pa.Table, shard: str, weights: Mapping[str, float]
 
 
 def ply_facts(plies: pa.Table, shard: str) -> pa.Table:
-    """One row per ply of a shard."""
+    """One row per phase of a shard."""
     return pa.table({**_places(shard, plies), **{name: plies[name] for name in _PLY_FACTS}})
 
 
 def _places(shard: str, rows: pa.Table) -> dict[str, pa.Array]:
-    """Shard, producer, and row number from 0."""
     producer, _, _ = shard.partition("/")
     numbers = pa.array(np.arange(rows.num_rows, dtype=np.int32))
     return {"shard": pa.repeat(shard, rows.num_rows), "producer": pa.repeat(producer, rows.num_rows), "row": numbers}
@@ -105,7 +104,7 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
     wide = np.zeros(len(values) + 1, np.int64)
     wide[1:-1] = np.diff(values) > 1
     total = np.cumsum(wide)
-    # The first offset of a row follows the last one of another row: that difference is no position and is left out.
+    # The first offset of a row follows the last one of another row: that difference is not a position and is left out.
     counts: npt.NDArray[np.int32] = (total[starts[1:] - 1] - total[starts[:-1]]).astype(np.int32)
     return counts
 
@@ -134,7 +133,7 @@ def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: floa
 
 
 def _forks_in_order(decisions: pa.Table) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """An order that puts the decisions of one power in one fork together, and for each the number of later ones."""
+    """An order that groups the decisions of one power in one fork, and for each the number of later ones."""
     start_group, fork, ply = (as_array(decisions[name]).to_numpy() for name in ("start_group", "fork", "ply"))
     power = as_array(decisions["power"]).dictionary_encode().indices.to_numpy().astype(np.int64)
     fork_and_power = (fork.astype(np.int64) << 32) + power
@@ -146,7 +145,7 @@ def _forks_in_order(decisions: pa.Table) -> tuple[npt.NDArray[np.intp], npt.NDAr
 
 
 def _blended(decisions: pa.Table, weights: Mapping[str, float], prefix: str) -> _Floats:
-    """[rows] weighted sum of the components: ours in the order of `COMPONENTS`, then those of packages by name."""
+    """[rows] weighted sum of the components: built-in ones in the order of `COMPONENTS`, then those of packages by name."""
     total = np.zeros(decisions.num_rows)
     outside = sorted({name.removeprefix(FINAL) for name in weights} - set(COMPONENTS))
     columns = {

@@ -1,6 +1,6 @@
-"""Which base model a run was begun with: `base.json` in its folder has a hash of each file that makes it that model.
+"""The base model with which a run was started: `base.json` in its folder has a hash of each file of the model.
 
-An adapter means nothing on other weights, so a base that was replaced is refused by the name of the file that changed.
+An adapter is useless with other weights, so a replaced base is refused, with the name of the changed file.
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,15 @@ from storage.runs import RunPaths, hashes_file
 
 
 def new_base(paths: RunPaths, model: Path) -> dict[str, str]:
-    """What `base.json` of a new run on the model in the folder `model` holds: see `base_hashes`."""
+    """Content of `base.json` for a new run: see `base_hashes`."""
     return base_hashes(model, hashes_file(paths.root.parent))
 
 
 def resumed_base(paths: RunPaths, model: Path) -> dict[str, str]:
-    """The same of a run that is resumed: every file is read again, even if it looks unchanged.
+    """The same for a resumed run: every file is read again, even if it looks unchanged.
 
     Raises:
-        InputError: names a file that was replaced since the run was begun.
+        InputError: names a file that was replaced since the run started.
     """
     hashes = base_hashes(model)
     if paths.base.is_file():  # a run that was killed before it wrote this has no rows
@@ -30,11 +30,7 @@ def resumed_base(paths: RunPaths, model: Path) -> dict[str, str]:
 
 
 def check_base(paths: RunPaths, model: Path) -> None:
-    """Check that the folder `model` holds the base model with which the run was begun.
-
-    Raises:
-        InputError: names a file that was replaced.
-    """
+    """Check that `model` is the run's base model; raises InputError with the name of a replaced file."""
     if paths.base.is_file():
         _compare(paths, model, new_base(paths, model))
 
@@ -46,5 +42,5 @@ def _compare(paths: RunPaths, model: Path, now: Mapping[str, str]) -> None:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise InputError(
             f"the base model of run '{paths.root.name}' was replaced in '{model}' ({changed[0]}{others}), and the run's adapters "
-            "mean nothing on other weights: restore it, or begin a new run"
+            "do not work with other weights: restore it, or start a new run"
         )

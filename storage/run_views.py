@@ -1,6 +1,6 @@
 """Makes the views of a run for queries: its rows, tokens, plies, lessons, ledgers and metrics.
 
-Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and asks.
+Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and queries.
 """
 
 import json
@@ -32,13 +32,13 @@ _LESSON_COLUMNS = (
 TokenText = Callable[[int], str | None]
 """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
 ReadThought = Callable[[list[int]], tuple[str, bool] | None]
-"""Text of a thought's tokens and whether it was ended by force, for the view `thoughts`; called likewise."""
+"""Text of a thought's tokens and whether its end was forced, for the view `thoughts`; called likewise."""
 _THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
 _THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
 
 
 def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_thought: ReadThought) -> None:
-    """Make the views beside the tables of an index that keeps its rows."""
+    """Create the views beside the tables of an index with `keep_rows`."""
     connection = index.connection
     newest = last_step(paths)
     index.judge(newest + 1, policy_version=newest)
@@ -59,7 +59,7 @@ def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_though
 
 
 def _texts(text_of: TokenText) -> Callable[[pa.Array], pa.Array]:
-    """A function from a column of token ids to their texts; each id is looked up once."""
+    """A function from a column of token ids to their texts; looks each id up once."""
     known: dict[int | None, str | None] = {None: None}
 
     def texts(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -74,11 +74,11 @@ def _texts(text_of: TokenText) -> Callable[[pa.Array], pa.Array]:
 
 
 def _thoughts(read: ReadThought) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
-    """A function from a column of thoughts' tokens to their texts and ends."""
+    """A function from a column of thoughts' tokens to texts and ends."""
 
     def thoughts(tokens: pa.Array | pa.ChunkedArray) -> pa.Array:
-        found = [read(ids) for ids in tokens.to_pylist()]
-        return pa.array([one and {"text": one[0], "by_force": one[1]} for one in found], _THOUGHT_ARROW)
+        values = [read(ids) for ids in tokens.to_pylist()]
+        return pa.array([one and {"text": one[0], "by_force": one[1]} for one in values], _THOUGHT_ARROW)
 
     return thoughts
 
@@ -90,9 +90,9 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
 
 
 def _lessons(paths: RunPaths, index: Index) -> pa.Table:
-    """The lessons of all rounds, without tokens. A file that is damaged is left out, and a row of `refused` says why."""
+    """The lessons of all rounds, without tokens. Damaged files are left out; a row of `refused` says why."""
     empty = pa.schema([("round", pa.string()), *(LESSON_SCHEMA.field(name) for name in _LESSON_COLUMNS)]).empty_table()
-    found = [empty]
+    tables = [empty]
     for name in folders_in(paths.lessons):
         for file in sorted(names_in(paths.lessons / name)):
             try:
@@ -101,8 +101,8 @@ def _lessons(paths: RunPaths, index: Index) -> pa.Table:
                 index.connection.execute("INSERT INTO refused VALUES (?, ?)", [f"lessons/{name}/{file}", str(error)])
                 continue
             rounds = pa.array([name] * table.num_rows, pa.string())
-            found.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
-    return pa.concat_tables(found)
+            tables.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
+    return pa.concat_tables(tables)
 
 
 def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:
@@ -119,17 +119,17 @@ def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table
 
 
 def _lines(index: Index, file: Path, keys: list[str]) -> list[tuple[list[Any], dict[str, Any]]]:
-    """For each JSON line: the values of `keys`, and what else it has.
+    """For each JSON line: the values of `keys`, and the other entries.
 
-    Damaged lines are left out, and a row of `refused` counts them. A last line without an end may still be written.
+    Damaged lines are left out and counted in a row of `refused`. A last line without an end may still be being written.
     """
-    found, damaged = [], 0
+    lines, damaged = [], 0
     for line in file.read_text(errors="replace").splitlines(keepends=True) if file.is_file() else ():
         try:
             figures = json.loads(line)
-            found.append(([figures.pop(key) for key in keys], figures))
+            lines.append(([figures.pop(key) for key in keys], figures))
         except (ValueError, KeyError, AttributeError, TypeError):
             damaged += line.endswith("\n")
     if damaged:
         index.connection.execute("INSERT INTO refused VALUES (?, ?)", [file.name, f"{damaged} lines of {file} cannot be read"])
-    return found
+    return lines

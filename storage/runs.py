@@ -10,21 +10,20 @@ from entente.telemetry.errors import InputError
 from storage.files import check_writable, folders_in, make_directory
 
 CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_models", "_matches", "_games"
-"""Folders beside the runs: state caches, generated models, matches in which no version of a run plays, and games in the
-browser."""
+"""Folders beside the runs: state caches, generated models, matches without a version of a run, and games in the browser."""
 LATEST = "latest"
-"""Stands for the run that last wrote metrics or began last. No run has this name."""
+"""Means the run that last started or wrote metrics. No run has this name."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 ADAPTER_NAME, CHECKPOINT_NAME = re.compile(r"v(\d{6,})"), re.compile(r"step_(\d{6,})")
 """Names of `RunPaths.adapter` and `RunPaths.checkpoint`; group 1 is the number."""
 CHECKPOINT_MANIFEST = "manifest.json"
-"""File of a checkpoint that is written last."""
+"""The file of a checkpoint that is written last."""
 
 
 class _Below:
-    """A file or folder of a run, by its place below the run's folder."""
+    """A file or folder below the run's folder."""
 
     def __init__(self, place: str) -> None:
         self._place = place
@@ -35,8 +34,6 @@ class _Below:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Paths of the folders and files of one run."""
-
     root: Path
     """The run's folder, runs/<name>."""
 
@@ -78,7 +75,7 @@ class RunPaths:
 
 
 def numbers_in(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
-    """The numbers in the names that match, ascending."""
+    """Ascending."""
     return sorted({int(match[1]) for name in names if (match := pattern.fullmatch(name))})
 
 
@@ -89,63 +86,57 @@ def checkpoint_steps(paths: RunPaths) -> list[int]:
 
 
 def hashes_file(runs_root: Path) -> Path:
-    """File that remembers hashes of base models' files."""
+    """Cache of the hashes of base models' files."""
     return runs_root / MODEL_FOLDER / "hashes.json"
 
 
 def matches_folder(run: str, runs_root: Path) -> Path:
-    """Folder of the matches of a run, or of those without a run if `run` is empty."""
+    """Folder of the matches of a run; with an empty `run`, of those without a run."""
     return RunPaths(runs_root / run).matches if run else runs_root / MATCH_FOLDER
 
 
 def check_name(name: str, what: str) -> str:
-    """Return `name` if it can be a folder name inside the run.
-
-    Args:
-        what: the noun for the message, e.g. "The producer".
-    """
+    """Return `name` if it can name a folder inside the run; `what` is the noun for the message, e.g. "The producer"."""
     if not _NAME.fullmatch(name) or len(name) > _MAX_NAME:
         raise InputError(
             f"{what} {name[:_MAX_NAME]!r} cannot name a folder; use letters, digits, '_', '-' and '.', "
-            f"at most {_MAX_NAME} of them, and begin with a letter or digit."
+            f"at most {_MAX_NAME} of them, and start with a letter or digit."
         )
     return name
 
 
 def check_run_name(name: str) -> str:
-    """Return `name` if a run can have it.
-
-    Raises:
-        InputError: it cannot be a folder name, or is 'latest'.
-    """
+    """Return `name` if a run can have it; raises InputError if it cannot name a folder, or is 'latest'."""
     if name == LATEST:
-        raise InputError(f"a run cannot be named '{LATEST}', which means the run that wrote last: choose another name")
+        raise InputError(f"a run cannot be named '{LATEST}', which selects the run that wrote last: choose another name")
     return check_name(name, "run")
 
 
 def check_runs_root(folder: Path, run: str = "") -> None:
-    """Check that runs can be written below a folder of runs, or into that of one `run`."""
+    """Check that runs can be written below a folder of runs, or into the folder of one `run`."""
     if _URL.match(str(folder)):
-        raise InputError(f"'{folder}' is a URL, and runs lie in a folder: mount the store, or copy the run, and name that folder")
+        raise InputError(
+            f"'{folder}' is a URL, but runs are stored in folders: mount the store, or copy the run, and pass that folder"
+        )
     check_writable(folder / run, "--runs-root")
 
 
 def run_names(runs_root: Path) -> list[str]:
-    """Names of the folders in `runs_root` that may be runs, sorted."""
+    """Sorted names of the folders in `runs_root` that may be runs."""
     return [name for name in folders_in(runs_root) if not name.startswith("_")]
 
 
 def runs_in(runs_root: Path) -> list[RunPaths]:
-    """The runs in `runs_root`, ordered by the time of their last write; folders without settings are left out."""
-    found = []
+    """The runs in `runs_root`, ordered by their last write, without folders that have no settings."""
+    dated = []
     for name in run_names(runs_root):
         if (paths := RunPaths(runs_root / name)).settings.is_file():
-            found.append((last_written(paths), name, paths))
-    return [paths for _, _, paths in sorted(found, key=lambda each: each[:2])]
+            dated.append((last_written(paths), name, paths))
+    return [paths for _, _, paths in sorted(dated, key=lambda each: each[:2])]
 
 
 def last_written(paths: RunPaths) -> float:
-    """Unix time at which the run began, was resumed or wrote metrics last, seconds."""
+    """Unix time at which the run last started, resumed or wrote metrics, seconds."""
     return max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
 
 
@@ -159,11 +150,11 @@ def resolve_run(runs_root: Path, run: str) -> str:
         return check_name(run, "run")
     runs = runs_in(runs_root)
     if any(paths.root.name == LATEST for paths in runs):
-        raise InputError(f"'{runs_root / LATEST}' has the name that means the run that wrote last: rename that folder")
+        raise InputError(f"'{runs_root / LATEST}' has the name that selects the run that wrote last: rename that folder")
     whole = (paths.root.name for paths in reversed(runs) if _has_whole_settings(paths))
     if (name := next(whole, None)) is None:
         raise InputError(
-            f"there is no run in '{runs_root}' yet: begin one with `entente train`, or name the folder with --runs-root"
+            f"there is no run in '{runs_root}' yet: start one with `entente train`, or pass the folder with --runs-root"
         )
     return name
 

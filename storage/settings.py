@@ -28,18 +28,15 @@ units, influence and threats, which follow from centres, and its bonus for rank.
 
 
 _LONGEST_QUERY = 16_384
-"""Largest size of a file of SQL in bytes. Settings and each ledger hold its text."""
+"""Largest size of an SQL file in bytes. Settings and each ledger hold its text."""
 
 
-def query_text(given: Any) -> Any:
-    """The text of the .sql file that `given` names; `given` itself if it names none.
-
-    Raises:
-        InputError: the file cannot be read, or is too long.
-    """
-    if isinstance(given, str) and given.endswith(".sql") and "\n" not in given:
-        return read_text(Path(given), at_most=_LONGEST_QUERY, what="query").strip() + "\n"  # so it is never the name of a file
-    return given
+def query_text(query: Any) -> Any:
+    """The text of the .sql file that `query` names, or `query` itself; raises InputError if the file cannot be read or is too
+    long."""
+    if isinstance(query, str) and query.endswith(".sql") and "\n" not in query:
+        return read_text(Path(query), at_most=_LONGEST_QUERY, what="query").strip() + "\n"  # so it never looks like a file name
+    return query
 
 
 class StorageSettings(Settings):

@@ -1,9 +1,9 @@
 """Shards: the decisions of whole start groups in one immutable file, and the plies of the same forks in another.
 
-`shards/<producer>/000012.arrow` is published last, so it is complete when it exists. Its name follows from its start groups, so
-a second attempt at the same work finds the name taken and publishes nothing. The metadata of the decisions names the plies
-file, whose name has the CRC32 of its content: decisions of one attempt are never read with plies of another. Rows are stored in
-the order in which batches read them.
+`shards/<producer>/000012.arrow` is published last, so it is complete when it exists. It is named after its start groups, so a
+second attempt at the same work finds the name taken and publishes nothing. The metadata of the decisions names the plies file,
+whose name has the CRC32 of its content: decisions of one attempt are never read with plies of another. Rows are stored in the
+order in which batches read them.
 """
 
 import json
@@ -41,26 +41,22 @@ NO_ROWS = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """A published shard."""
-
     path: Path
-    """File of the decisions."""
     plies_path: Path
     """File of the plies of the same forks."""
     producer: str
-    """Name of the producer, and of the shard's folder."""
+    """Producer, which also names the shard's folder."""
     first_start_group: int
-    """The number in its name."""
+    """The number in the file name."""
     next_start_group: int
-    """The number in the name of the producer's next shard."""
+    """The number in the file name of the producer's next shard."""
     start_groups: tuple[int, ...]
-    """Start groups that have rows in it, in ascending order."""
+    """Start groups that have rows in it, ascending."""
     oldest_version: int
     """Smallest policy version of its rows; NO_ROWS without rows."""
     newest_version: int
     """Largest policy version of its rows; NO_ROWS without rows."""
     decisions: int
-    """Number of its rows."""
     orders_rejected: int
     """Sum over its rows."""
     already: bool
@@ -68,7 +64,6 @@ class Shard:
 
 
 def shard_names(paths: RunPaths) -> list[str]:
-    """Names of all shards below `shards/`, sorted."""
     return [
         f"{producer}/{name}"
         for producer in folders_in(paths.shards)
@@ -78,14 +73,14 @@ def shard_names(paths: RunPaths) -> list[str]:
 
 
 def readable_shards(paths: RunPaths) -> Iterator[tuple[str, Shard]]:
-    """Names and descriptions of all shards whose metadata can be read."""
+    """Names and descriptions of all shards with readable metadata."""
     for name in shard_names(paths):
         with suppress(DataError):
             yield name, describe_shard(paths.shards / name)
 
 
 def shard_path(paths: RunPaths, producer: str, first_start_group: int) -> Path:
-    """Path of the producer's shard that begins with this start group."""
+    """Path of the producer's shard that starts with this start group."""
     return paths.shards / check_name(producer, "The producer") / f"{first_start_group:06d}.arrow"
 
 
@@ -99,7 +94,7 @@ def publish_shard(
     *,
     next_start_group: int | None = None,
 ) -> Shard:
-    """Publish all rows of some start groups, plies first. If the shard exists, the existing one is returned.
+    """Publish all rows of some start groups, plies first. If the shard exists, returns the existing one.
 
     Args:
         decisions: rows, or a table of them in the order in which batches read them.
@@ -108,7 +103,7 @@ def publish_shard(
 
     Raises:
         InputError: the rows belong to start groups outside `first_start_group .. next_start_group`.
-        DataError: a row's token columns do not fit one another.
+        DataError: a row's token columns are inconsistent.
     """
     final = shard_path(paths, producer, first_start_group)
     if final.exists():
@@ -120,7 +115,7 @@ def publish_shard(
     if groups and not first_start_group <= groups[0] <= groups[-1] < after:
         raise InputError(
             f"Shard {final.name} of {producer} may hold start groups {first_start_group} to {after - 1}, "
-            f"but was given rows of {groups[0]} to {groups[-1]}; name the shard after its first one."
+            f"but has rows of {groups[0]} to {groups[-1]}; name the shard after its first one."
         )
     check_tokens(table)
     versions = table["policy_version"].to_numpy() if table.num_rows else np.array([NO_ROWS])
@@ -147,27 +142,25 @@ def publish_shard(
 
 
 def _reading_order(row: Decision) -> tuple[int, str, str, int, int]:
-    """Puts the rows of an advantage group together, as in a batch, so that gathering copies a few long pieces."""
+    """Keeps the rows of an advantage group together, as in a batch, so that gathering copies a few long pieces."""
     return row.start_group, row.power, row.phase, row.fork, row.ply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Which of some start groups are published."""
-
     published: tuple[Shard, ...]
-    """Shards that begin among them."""
+    """Shards that start within the range."""
     missing: tuple[tuple[int, int], ...]
-    """(first start group, count) of each range that no shard has."""
+    """(first start group, count) of each range without a shard."""
     set_aside: tuple[str, ...]
-    """One sentence per damaged shard, which was set aside so that its start groups can be played again."""
+    """One sentence per damaged shard that was set aside so that its start groups can be played again."""
 
 
 def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
-    """Which of the start groups `first .. first + count - 1` of a producer are published, by the names of their shards.
+    """Which start groups `first .. first + count - 1` of a producer are published, by the names of their shards.
 
-    Damaged shards among them are set aside. Do not call this for groups that a ledger names: rows that are played again have
-    the same decision ids, but not the same bytes.
+    Sets damaged shards aside. Do not call this for groups that a ledger names: rows that are played again have the same decision
+    ids, but not the same bytes.
     """
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
@@ -194,15 +187,12 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
 
 
 def open_shard(path: Path) -> pa.Table:
-    """The verified decisions of a shard, mapped."""
+    """The verified, mapped decisions of a shard."""
     return map_arrow(path, DECISION_SCHEMA).table
 
 
 def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
-    """Map the plies of the shard at `path`.
-
-    Args:
-        decisions: its decisions, if already opened.
+    """Map the plies of the shard at `path`; `decisions`: its decisions, if already open.
 
     Raises:
         DataError: decisions or plies are damaged, or do not belong together.
@@ -219,7 +209,7 @@ def _plies_name(shard: Path, crc: int) -> str:
 
 
 def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bool = True) -> Shard:
-    """What the metadata of a shard say. Without its opened decisions no row is read, so its rows may still be damaged.
+    """Description from the metadata of a shard. Without its opened decisions no row is read, so rows may be damaged.
 
     Raises:
         DataError: the metadata are damaged.

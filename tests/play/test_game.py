@@ -133,7 +133,7 @@ def test_a_stored_game_is_continued_with_the_orders_that_were_given(new_game, bo
         ),
         (lambda game: game["turns"][0]["orders"].pop("ITALY"), "was changed: it lacks orders in S1901M"),
         (lambda game: game["given"].update(ITALY=["A ROM H"]), "was changed: ITALY cannot give its orders"),
-        (lambda game: game.update(format="entente game 9"), "is no game of this program: format"),
+        (lambda game: game.update(format="entente game 9"), "is not a game of this program: format"),
     ],
 )
 def test_a_file_that_was_changed_is_refused_in_a_sentence(new_game, bots, tmp_path, change, said):

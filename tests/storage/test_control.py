@@ -22,7 +22,7 @@ def desk(paths: RunPaths) -> ControlDesk:
 
 
 def test_what_is_told_is_what_is_read(paths: RunPaths, desk: ControlDesk):
-    with pytest.raises(DataError, match=r"control\.json is missing: the run has not begun"):
+    with pytest.raises(DataError, match=r"control\.json is missing: the run has not started"):
         read_control(paths)
     desk.serve(BASE)
     assert read_control(paths).policy == BASE and read_control(paths).oldest == 0

@@ -41,7 +41,7 @@ def test_a_ledger_whose_rows_could_be_drawn_again_is_restored_from_a_checkpoint(
     lose(run, step, how)
     check_ledgers(run, LAG)
     (sentence,) = restore_ledgers(run, LAG)
-    assert sentence.startswith(f"the ledger of step {step} is restored from checkpoint step_000005") and how in sentence
+    assert sentence.startswith(f"restored the ledger of step {step} from checkpoint step_000005") and how in sentence
     assert ledger_path(run, step).read_bytes() == before and restore_ledgers(run, LAG) == []
 
 
@@ -63,5 +63,5 @@ def test_one_out_of_reach_is_named_and_one_of_an_untrained_step_is_chosen_again(
     lose(run, 1, how)
     lose(run, 6, "damaged")
     first, last = restore_ledgers(run, LAG)
-    assert "step 1 cannot be replayed" in first and "step 6 chooses its rows again" in last
+    assert "step 1 cannot be replayed" in first and "step 6 selects its rows again" in last
     assert read_ledger(run, 6) is None
