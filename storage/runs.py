@@ -154,7 +154,7 @@ def resolve_run(runs_root: Path, run: str) -> str:
     whole = (paths.root.name for paths in reversed(runs) if _has_whole_settings(paths))
     if (name := next(whole, None)) is None:
         raise InputError(
-            f"there is no run in '{runs_root}' yet: start one with `entente train`, or pass the folder with --runs-root"
+            f"there is no run in '{runs_root}' yet: begin one with `entente train`, or name the folder with --runs-root"
         )
     return name
 

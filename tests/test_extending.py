@@ -154,11 +154,11 @@ DETACHED = "TokenLoss(loss=torch.ones(4), clipped_low=no, clipped_high=no, left_
         ),
         pytest.param("loss", LOSS.format("1 / 0"), "failed when it was tried .ZeroDivision", id="loss: fails"),
         pytest.param("loss", LOSS.format(DETACHED), "without a gradient", id="loss: detached"),
-        pytest.param("reward", "def part(c):\n    return 0.0\n", r"gives values of shape \(\) for 8 rows", id="reward: shape"),
+        pytest.param("reward", "def part(c):\n    return 0.0\n", r"returns values of shape \(\) for 8 rows", id="reward: shape"),
         pytest.param(
             "reward",
             "def part(c):\n    return c['survival'] - c['survival'].mean()\n",
-            "another value if other rows are computed with it",
+            "value depends on the other rows",
             id="reward: other rows",
         ),
     ],

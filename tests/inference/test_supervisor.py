@@ -69,7 +69,7 @@ def test_an_engine_that_dies_in_vain_is_given_up_after_the_bound(request_for):
         with pytest.raises(EngineLostError, match="in flight each time"):
             await asyncio.gather(*(supervisor.generate(request_for(number)) for number in range(5)))
         for number in (7, 8):
-            with pytest.raises(EngineLostError, match="failed 3 times in a row, the last time so: struck by the test"):
+            with pytest.raises(EngineLostError, match="failed 3 times in a row, most recently: struck by the test"):
                 await supervisor.generate(request_for(number))
         assert len(factory.built) == 3 and not supervisor.ready
 

@@ -36,7 +36,7 @@ def test_what_is_told_is_what_is_read(paths: RunPaths, desk: ControlDesk):
 def test_a_control_file_that_was_altered_is_refused_with_its_name(paths: RunPaths, desk: ControlDesk, change: dict[str, object]):
     desk.serve(BASE)
     paths.control.write_text(json.dumps(json.loads(paths.control.read_text()) | change))
-    with pytest.raises(DataError, match=r"control\.json is damaged.*written again"):
+    with pytest.raises(DataError, match=r"control\.json is damaged.*when it resumes"):
         read_control(paths)
 
 

@@ -107,7 +107,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         pytest.param("file/below", "--runs-root", id="below a file"),
         pytest.param("gone", "mount that disk", id="a link to a disk that is not mounted"),
         pytest.param("gone/below/it", "mount that disk", id="below such a link"),
-        pytest.param("loop", "correct the link", id="a link to itself"),
+        pytest.param("loop", "fix the link", id="a link to itself"),
         pytest.param("/proc/none", "--runs-root", id="where nobody can write"),
     ],
 )

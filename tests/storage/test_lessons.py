@@ -51,7 +51,10 @@ def test_a_second_attempt_publishes_nothing(paths, lessons, published):
     ("fault", "why"),
     [
         (lambda lesson: {"completion_ids": [999, *lesson.completion_ids[1:]]}, "orders that are not legal there"),
-        (lambda lesson: {"probabilities": [0.5] * len(lesson.probabilities)} | {"visits": lesson.visits[1:]}, "not equally many"),
+        (
+            lambda lesson: {"probabilities": [0.5] * len(lesson.probabilities)} | {"visits": lesson.visits[1:]},
+            "visits differ, or are 0",
+        ),
         (lambda lesson: {"probabilities": [0.4] * len(lesson.probabilities)}, "do not add up to 1"),
         (lambda lesson: {"probabilities": [float("nan")] * len(lesson.probabilities)}, "do not add up to 1"),
         (lambda lesson: {"legal_offsets": lesson.legal_offsets[:-1]}, "offsets do not fit"),

@@ -150,7 +150,7 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
             time.sleep(0.2)  # by then the thread reads
             closing = threads.submit(trainer.close)
             closing.result(timeout=10)
-            with pytest.raises(TrainingError, match="the trainer process ended"):
+            with pytest.raises(TrainingError, match="the trainer process exited"):
                 waiting.result(timeout=10)
         finally:
             if psutil.pid_exists(trainer.pid):
