@@ -1,4 +1,4 @@
-"""Checks an adapter before an engine loads it, because a bad adapter ends vLLM.
+"""Checks an adapter before an engine loads it, because a bad adapter crashes vLLM.
 
 An accepted adapter is readable, complete and finite. It is plain LoRA whose rank fits the engine's slots, its matrices fit the
 base model, and its files have the expected hash. Any other adapter is refused with a `DataError` that names the file and the
@@ -26,27 +26,25 @@ _MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Values of peft's `init_lora_weights` that leave the base as it is. With any other one peft subtracts the first B @ A from the
-base when it makes and when it loads the adapter, and no engine does."""
+"""Values of peft's `init_lora_weights` that keep the base. With others peft subtracts the initial B @ A from the base, which
+no engine does."""
 _DESCRIBING = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type")
 _CHOOSING_LAYERS = ("ensure_weight_tying", "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules")
 _TRAINING_ALONE = ("corda_config", "eva_config", "loftq_config", "lora_dropout", "lora_ga_config")
-_IDLE = ("fan_in_fan_out", "megatron_core", "qalora_group_size")  # without another option, or on linear layers
+_IDLE = ("fan_in_fan_out", "megatron_core", "qalora_group_size")  # no effect without another option, or on linear layers
 _READ_HERE = ("bias", "init_lora_weights", "lora_alpha", "r", "use_rslora")
 _PLAIN_OPTIONS = frozenset((*_DESCRIBING, *_CHOOSING_LAYERS, *_TRAINING_ALONE, *_IDLE, *_READ_HERE))
-"""Options of peft under which an adapter adds scale * B @ A to linear layers and changes nothing else; all others must be off."""
+"""peft options with which an adapter only adds scale * B @ A to linear layers; all others must be off."""
 _COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _SAVE_AGAIN = "save the adapter in float32, bfloat16 or float16, in which engines compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFacts:
-    """Properties of an accepted adapter."""
-
     scale: float
     """Factor of B @ A when it is added to a weight."""
     is_zero: bool
-    """It changes nothing: of each product B @ A, one half is zero."""
+    """The adapter changes nothing: each product B @ A has a zero factor."""
 
 
 def _read(file: Path, max_bytes: int) -> bytes:
@@ -57,7 +55,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
-    """Check the adapter of `policy` against its hash, the base model in the folder `base`, and slots of rank `max_rank`.
+    """Check the adapter against its hash, the base model in the folder `base`, and slots of rank `max_rank`.
 
     Raises:
         DataError: the adapter cannot be served.
@@ -86,7 +84,7 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
 
 
 def _read_config(file: Path, content: bytes) -> tuple[int, float]:
-    """Rank and scale of a plain LoRA adapter from its config."""
+    """Rank and scale of a plain LoRA adapter."""
     try:
         config = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -113,7 +111,7 @@ def _read_config(file: Path, content: bytes) -> tuple[int, float]:
 
 
 def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: Layers) -> bool:
-    """Check that every matrix of the weight file fits the base model; return whether every product is zero."""
+    """Check that every matrix of the weight file fits the base model; returns whether every product is zero."""
     try:
         tensors = load(content)
     except SafetensorError as error:

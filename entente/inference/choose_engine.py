@@ -2,8 +2,8 @@
 
 On a CPU vLLM gains nothing over torch: its LoRA slots are slow there.
 
-An engine's library is imported only after the engine was chosen. Nothing here calls CUDA: a process that has initialised it
-cannot be given other cards, and vLLM could not fork from it.
+An engine's library is imported only after the choice. This module does not call CUDA: a process that has initialised CUDA
+cannot be assigned other GPUs, and vLLM could not fork from it.
 """
 
 import os
@@ -21,11 +21,8 @@ _PLACES = {"vllm": "a server of vLLM draws, which this process starts", "torch":
 
 
 def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], str]:
-    """The engine for `settings` on this machine, and the reason as one sentence.
-
-    Raises:
-        InputError: the settings name vLLM and vLLM is not installed.
-    """
+    """The engine on this machine, and the reason as one sentence; raises InputError if the settings name vLLM and it is not
+    installed."""
     kind, build = engine_family(settings), vllm_build()
     if kind == "vllm" and build is None:
         raise InputError(
@@ -42,10 +39,7 @@ def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], 
 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:
-    """The engine for `settings` and the model in the folder `model`, not started yet; without a supervisor.
-
-    Args:
-        log: file of the log of vLLM's server; None: a temporary one.
+    """The engine for the model in the folder `model`, not started, without a supervisor; `log`: log file of vLLM's server.
 
     Raises:
         InputError: the settings name vLLM and vLLM is not installed.
@@ -61,13 +55,10 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", l
 
 
 def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
-    """The engine of a run, not started yet: a client of `settings.urls`, or an engine of this machine.
+    """The engine of a run, not started: a client of `settings.urls`, or an engine on this machine.
 
-    vLLM's server, which may die alone, is supervised. The torch engine has no process of its own.
-
-    Args:
-        model: folder of the base model.
-        log: file of the log of a vLLM server that is started here; None: a temporary one.
+    vLLM's server is supervised, because it may crash alone. The torch engine has no process of its own. `log`: log file of a
+    vLLM server that this process starts.
     """
     if settings.urls:
         from entente.inference.vllm_client import VllmClient

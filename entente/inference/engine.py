@@ -1,6 +1,6 @@
 """The contract of every inference engine: token ids in, token ids and log-probabilities out.
 
-An engine serves one or several policy versions. Each completion is drawn under one version, which the generation names. An
+An engine serves one or several policy versions. Each completion is sampled from one version, which the generation names. An
 engine sees no text, truncates no prompt, and returns only tokens that the request's legal table allows.
 """
 
@@ -14,29 +14,28 @@ from entente.records.rows import Generation, GenerationRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counts since the engine started. Requests count on arrival; all kinds of tokens count when a completion ends."""
+    """Counts since the engine started. Requests count on arrival; tokens count when a completion ends."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    """Prompt tokens read from the prefix cache."""
     completion_tokens: int = 0
     drawn_tokens: int = 0
-    """Completion tokens that took a row of a forward pass; the others were forced and added without one."""
+    """Completion tokens that used a row of a forward pass; the others were forced and added without one."""
     engine_steps: int = 0
     """Forward passes; drawn_tokens / engine_steps is the mean batch occupancy of decoding."""
     forced_tokens: int = 0
-    """Completion tokens with a single legal id, so with probability 1."""
+    """Completion tokens with a single legal id."""
     preemptions: int = 0
     """Requests preempted because the key-value cache was full."""
     running: int = 0
     """Requests in flight now."""
     policy_version: int = BASE_VERSION
-    """Newest version served."""
 
 
 class Engine(Protocol):
-    """The interface between rollouts and inference, a base class of every engine. All methods run on one event loop."""
+    """The interface between rollouts and inference. All methods run on one event loop."""
 
     name: str
 
@@ -45,7 +44,7 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion under the requested version, or the newest if none is requested.
+        """Sample one completion from the requested version, or the newest if none is requested.
 
         Raises:
             VersionGoneError: the version is not served, or was retired while the request was in flight.
@@ -55,34 +54,30 @@ class Engine(Protocol):
         ...
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` as the newest version. Requests in flight finish under the version they began with.
+        """Serve `policy` as the newest version. Requests in flight finish under the version with which they started.
 
         A version that is already served, with the same number and hash, only becomes the newest. `BASE` serves the base model
         again, also after it was retired.
 
         Raises:
             DataError: the adapter cannot be served (unreadable, another base model, rank too high, another hash); nothing
-                changed.
+                changes.
             EngineLostError: the engine failed.
         """
         ...
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Stop serving versions before `oldest`, except those in `keep` and the newest.
-
-        Requests in flight under a retired version fail with `VersionGoneError`.
-        """
+        """Stop serving versions before `oldest`, except those in `keep` and the newest. Requests in flight under a retired
+        version fail with `VersionGoneError`."""
         ...
 
     async def forget_prefixes(self) -> None:
-        """Empty the prefix cache, unless requests are in flight; an engine without one does nothing."""
+        """Empty the prefix cache, if there is one and no request is in flight."""
 
-    async def stats(self) -> EngineStats:
-        """Counts so far."""
-        ...
+    async def stats(self) -> EngineStats: ...
 
     def events(self) -> dict[str, int]:
-        """Failures from which it recovered, since the start, by event name."""
+        """Counts of failures from which the engine recovered, by event name."""
         return {}
 
     async def close(self) -> None:

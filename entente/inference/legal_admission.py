@@ -1,11 +1,11 @@
 """Checks the legal table of a vLLM request at admission, and caches checked tables.
 
-A table is passed to vLLM in `SamplingParams.extra_args`, as base64 text, because requests are JSON. Forks of a position send the
-same text, so each table is decoded and checked once. A bad table must be refused here: an exception in the engine's loop would
-leave the request unfinished for ever.
+A table is passed to vLLM in `SamplingParams.extra_args` as base64 text, because requests are JSON. Forks of a position send
+the same text, so each table is decoded and checked once. Admission must refuse a bad table: an exception in the engine's loop
+would leave the request unfinished forever.
 """
 
-# vLLM is there only after `make setup-vllm`.
+# vLLM is installed only by `make setup-vllm`.
 # pyright: reportMissingImports=false
 
 import binascii
@@ -22,36 +22,31 @@ if TYPE_CHECKING:
 TABLE_KEY = "legal_table"
 """Key of the table's text in `SamplingParams.extra_args`."""
 START_KEY = "legal_start"
-"""Key of the table's node at which the first token is drawn; 0: the table's start. Forced tokens before it are already in the
-prompt."""
+"""Key of the table's node at which the first token is sampled; 0: the table's start. The prompt has the forced tokens before."""
 DRAW_KEY = "legal_draw"
-"""Key of the seed and the temperature at which our V1 processor draws. vLLM's own temperature must be 0 then, so that it takes
-the one token that is left. Without this key vLLM draws under the mask."""
+"""Key of the seed and temperature with which our V1 processor samples. vLLM's own temperature must then be 0, so that it takes
+the only token left. Without this key vLLM samples under the mask."""
 
 _HOTTEST = 1e30
 """Temperatures below this fit float32."""
 
 
 class TableCache:
-    """Checked tables by their text; the least recently used is dropped first."""
+    """LRU cache of checked tables by their text."""
 
     def __init__(self, size: int = 4096) -> None:
         self._size = size
         self._tables: OrderedDict[str, LegalTable] = OrderedDict()
 
     def encode(self, table: LegalTable) -> str:
-        """The text of `table`; a checked table is cached, so `decode` returns the same object."""
+        """Text of `table`; a checked table is cached, so `decode` returns the same object."""
         text = b64encode(table.to_bytes()).decode()
         if table.is_sound:
             self._put(text, table)
         return text
 
     def decode(self, text: str) -> LegalTable:
-        """The table with the text `text`.
-
-        Raises:
-            DataError: `text` is not a sound table.
-        """
+        """Raises DataError if `text` is not a valid table."""
         table = self._tables.get(text)
         if table is None:
             try:
@@ -74,7 +69,7 @@ table_cache = TableCache()
 
 
 def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
-    """Refuse a request with an invalid table, tokens outside the vocabulary (None: not known), too small a `max_tokens`, or a
+    """Refuse a request with an invalid table, tokens outside the vocabulary (None: unknown), too small a `max_tokens`, or a
     thought that may contain a token at which vLLM stops.
 
     Raises:
@@ -108,12 +103,12 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
 
 
 def start_node(parameters: "SamplingParams") -> int:
-    """The table node at which an admitted request's first token is drawn; 0: the table's start."""
+    """The table node at which an admitted request's first token is sampled; 0: the table's start."""
     return (parameters.extra_args or {}).get(START_KEY, 0)
 
 
 def draw_of(parameters: "SamplingParams") -> tuple[int, float] | None:
-    """Seed and temperature of a request that our processor draws; None if vLLM draws it, or if they are none."""
+    """Seed and temperature of a request that our processor samples; None if vLLM samples it, or if they are missing."""
     match (parameters.extra_args or {}).get(DRAW_KEY):
         case [int(seed), int() | float() as temperature] if 0 <= seed < 2**63 and 0 < temperature < _HOTTEST:
             return seed, float(temperature)
@@ -121,7 +116,7 @@ def draw_of(parameters: "SamplingParams") -> tuple[int, float] | None:
 
 
 def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:
-    """The table of a request that is already in the engine; None if it has none. Raises nothing.
+    """The table of a request that is already in the engine, if it has one; never raises.
 
     Admission may have run in a process that does not know the vocabulary's size. A table beyond the vocabulary is then dropped:
     the request runs unconstrained, and the client rejects its completion as illegal.

@@ -1,14 +1,14 @@
 """The legal tables of all requests in an engine, on its device, and each request's node in its table.
 
-This is the core of the logits processor; it imports torch and not vLLM. The tables form one flat automaton. A request is
-a slot, and a slot's state is one node. Advancing, masking and drawing are a few tensor operations over the whole batch; nothing
-is copied to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when
+This is the core of the logits processor; it imports torch but not vLLM. The tables form one flat automaton. A request is a
+slot, and a slot's state is one node. Advancing, masking and sampling are a few tensor operations over the whole batch; nothing is
+copied to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when
 needed.
 
-A slot in a thought (`entente/decoding/thinking.py`) is at the first node of its table, and a second number counts the tokens left
-of its thought. While no table has a thought, that number costs no tensor operation.
+A slot in a thought (`entente/decoding/thinking.py`) is at the first node of its table, and a second number counts the remaining
+tokens of its thought. Without thoughts that number costs no tensor operation.
 
-A sampled token outside the table raises nothing: the slot is counted and becomes unconstrained.
+A sampled token outside the table raises no error: the slot is counted and becomes unconstrained.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 
 FREE, LOST = 0, 1
-"""Nodes of an unconstrained slot. FREE: without a table, or past its end. LOST: it left its table."""
+"""Nodes of an unconstrained slot. FREE: no table, or past its end. LOST: the slot left its table."""
 _TABLES = 2
 """The first node of the first table."""
 _WIDTH = 1 << 32
@@ -31,10 +31,10 @@ _NEVER = torch.iinfo(torch.int64).max
 LEAST_EDGES = 1 << 14
 """Smallest capacity, in edges: about a hundred tables of the usual size."""
 _OPEN_LOGITS = {"cpu": 1 << 19}
-"""Most logits of thought tokens that are drawn from at a time: few on a CPU, for its cache, else `_MOST_OPEN_LOGITS`."""
+"""Logits of thought tokens per sampling pass, at most: few on a CPU, for its cache, else `_MOST_OPEN_LOGITS`."""
 _MOST_OPEN_LOGITS = 1 << 24
 _BLOCK = 512
-"""Columns of an open set whose probabilities are added before any is looked at alone."""
+"""Columns of an open set per block, whose probabilities are summed first."""
 
 
 @dataclass(slots=True)
@@ -42,12 +42,10 @@ class _ArenaTable:
     table: LegalTable
     users: int = 0
     root: int = 0
-    """Its first node in the arena; 0 before it is copied there."""
+    """First node in the arena; 0 before the table is copied there."""
 
 
 class LegalArena:
-    """Slots, each with a legal table or without."""
-
     def __init__(self, slots: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._nodes = torch.zeros(slots, dtype=torch.int64, device=self._device)
@@ -74,10 +72,8 @@ class LegalArena:
         return int(self._illegal_tokens + (self._nodes == LOST).sum())
 
     def assign(self, slot: int, table: LegalTable | None, start: int = 0) -> None:
-        """Assign `slot` to a request at node `start` of `table` (None: no table); 0: at the table's start.
-
-        Takes effect at the next `flush`.
-        """
+        """Assign `slot` to a request at node `start` of `table` (0: the table's start; no table: unconstrained), at the next
+        `flush`."""
         before = self._slots[slot]
         if before is not None:
             before.users -= 1
@@ -114,7 +110,6 @@ class LegalArena:
             self._left[at] = self._upload([max(0, -1 - state) if state is not None else 0 for state in states])
 
     def _flush_thoughts(self, slots: Sequence[int], at: Tensor) -> None:
-        """Copy the thought rules of reassigned slots to the device."""
         tables = (placed and placed.table for placed in (self._slots[slot] for slot in slots))
         rules = {slot: table.thought for slot, table in zip(slots, tables, strict=True) if table and table.thought}
         if not rules and not self._thoughts:
@@ -132,7 +127,7 @@ class LegalArena:
             self._least_end = min(rule.end for rule in self._thoughts.values())
 
     def advance(self, slots: Tensor, tokens: Tensor) -> None:
-        """Advance `slots` int64 [n], which are distinct, by `tokens` int64 [n]."""
+        """Advance distinct `slots` int64 [n] by `tokens` int64 [n]."""
         nodes = self._nodes[slots]
         wanted = nodes * _WIDTH + tokens
         edges = torch.searchsorted(self._keys, wanted)
@@ -149,7 +144,7 @@ class LegalArena:
         self._nodes[slots] = reached
 
     def mask(self, logits: Tensor, slots: Tensor) -> Tensor:
-        """Set logits [rows, vocabulary] to -inf in place outside the legal set of each row's slot; slots int64 [rows]."""
+        """Set logits [rows, vocabulary] to -inf in place outside the legal sets of `slots` int64 [rows]."""
         nodes = self._nodes[slots]
         tokens, _ = self._listed(nodes)
         legal = logits.gather(1, tokens)
@@ -163,17 +158,17 @@ class LegalArena:
         return logits.scatter_(1, tokens, legal)
 
     def draw(self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()) -> Tensor:
-        """Draw one token for each row from the legal set of its slot, and leave finite only its logit, in place.
+        """Sample one token per row from the legal set of its slot, and leave only its logit finite, in place.
 
-        The logit of the drawn token becomes its log-probability under the masked policy at the row's temperature. A slot
+        The logit of the sampled token becomes its log-probability under the masked policy at the row's temperature. A slot
         without a legal set keeps its logits.
 
         Args:
             logits: float32 [rows, vocabulary].
             slots: int64 [rows].
-            uniforms: float64 [rows], one random number in [0, 1) for each row.
+            uniforms: float64 [rows], random numbers in [0, 1).
             temperatures: float64 [rows], above 0.
-            thinking: rows whose slots may be in a thought; all that are must be named.
+            thinking: includes all rows whose slots are in a thought.
         """
         nodes = self._nodes[slots]
         tokens, is_own = self._listed(nodes)
@@ -196,8 +191,8 @@ class LegalArena:
         return logits.scatter_(1, drawn, left)
 
     def _listed(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens of `nodes` int64 [rows], as many for each as the widest node has, and which are its own: int64 and bool
-        [rows, widest]. A narrower node repeats its last token."""
+        """The tokens of `nodes` int64 [rows], padded to the widest node with their last token, and which are not padding:
+        int64 and bool [rows, widest]."""
         lasts = self._lasts[nodes].unsqueeze(1)
         tokens = self._tokens[self._firsts[nodes].unsqueeze(1) + torch.minimum(self._up_to_widest, lasts)]
         return tokens, self._up_to_widest <= lasts
@@ -225,7 +220,7 @@ class LegalArena:
         self._new.clear()
 
     def _make_room(self, live: Sequence[_ArenaTable], *, edges: int) -> None:
-        """Allocate new arrays with the `live` tables only; slots keep their node within their table."""
+        """Allocate new arrays with only the `live` tables; slots keep their node within their table."""
         roots = [0 if placed is None else placed.root for placed in self._slots]
         # No table has more nodes than edges, so one bound serves both. A search may end one past the last key.
         room = _TABLES + max(edges, LEAST_EDGES) + 1
@@ -237,7 +232,7 @@ class LegalArena:
         self._used_nodes, self._used_edges = _TABLES, 0
         self._widest, self._up_to_widest = 1, torch.zeros(1, dtype=torch.int64, device=self._device)
         self._append(live)
-        # A slot that waits for its reset is still at a node of its earlier request, which may be in another table.
+        # A slot that waits for its reset is still at a node of its former request, which may be in another table.
         moves = [
             0 if placed is None or slot in self._reset else placed.root - root
             for slot, (placed, root) in enumerate(zip(self._slots, roots, strict=True))
@@ -281,9 +276,9 @@ class LegalArena:
 
 
 def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a column of each row of logits `legal` float64 [rows, n], where -inf is outside the set; changes `legal`.
+    """Sample a column of each row of logits `legal` float64 [rows, n], where -inf is outside the set; changes `legal`.
 
-    The drawn column is the first at which the cumulated probability exceeds the row's random number.
+    The column is the first at which the cumulative probability exceeds the row's random number.
 
     Returns:
         the columns int64 [rows, 1], and their log-probabilities float64 [rows, 1]: NaN if a logit was NaN or plus infinity.
@@ -299,9 +294,9 @@ def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple
 
 
 def _draw_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """`_draw_places` for rows that are nearly whole vocabularies: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`.
+    """`_draw_places` for open sets: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`.
 
-    The block is drawn first, then the column within it. Sums over blocks are in float32, all further ones in float64.
+    Samples a block, then a column within it. Sums over blocks are in float32, all further ones in float64.
     """
     least = torch.finfo(torch.float32).tiny
     scaled = logits.sub_(logits.amax(1, keepdim=True)).div_(temperatures.float().clamp_(min=least).unsqueeze(1))

@@ -1,15 +1,15 @@
 """The logits processor for vLLM's V1 model runner, on the CPU and on CUDA: passes its batch updates to `LegalRows`.
 
-Nothing here may raise while the engine steps; see `legal_admission`.
+No method may raise while the engine steps; see `legal_admission`.
 
-The processor draws the token of each request with a seed, by vLLM's public interface alone: it leaves one logit finite, which
-vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
-vLLM's own sampler would make random numbers for the whole vocabulary, in a launch per request.
+The processor samples the token of each request with a seed, through vLLM's public interface alone: it leaves one logit finite,
+which vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
+vLLM's own sampler would generate random numbers for the whole vocabulary, in one kernel launch per request.
 
-On a CPU its start also mends how vLLM draws requests of the base model, in each process that computes.
+On a CPU it also fixes how vLLM samples requests of the base model, in each process that computes.
 """
 
-# vLLM is there only after `make setup-vllm`.
+# vLLM is installed only by `make setup-vllm`.
 # pyright: reportMissingImports=false
 
 from functools import cache
@@ -29,14 +29,14 @@ __all__ = ["TABLE_KEY", "LegalOrderProcessor"]
 
 
 class LegalOrderProcessor(LogitsProcessor):
-    """Draws a token that continues a legal order set; without a seed, leaves finite only the logits of those that do."""
+    """Samples a token that continues a legal order set; without a seed, masks all others."""
 
     _vocabulary_size: ClassVar[int | None] = None
     """Known to admission if it runs in the engine's process."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Refuse a request with an invalid table; raises ValueError."""
+        """Raises ValueError for a request with an invalid table."""
         admit(sampling_params, cls._vocabulary_size)
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
@@ -66,16 +66,16 @@ class LegalOrderProcessor(LogitsProcessor):
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Draw or mask each constrained row of logits [rows, vocabulary], in place; see `LegalRows.apply`."""
+        """Change logits [rows, vocabulary] in place; see `LegalRows.apply`."""
         return self._rows.apply(logits)
 
 
 @cache
 def _draw_base_rows_without_adapter() -> None:
-    """Mend vLLM 0.32 on a CPU, which draws a request of the base model by the adapter in the last slot.
+    """Patch vLLM 0.32 on a CPU, which applies the adapter in the last slot to requests of the base model.
 
-    It marks such rows with slot -1, and its PyTorch kernels index the slots by it; its kernels for GPUs skip these rows. No slot
-    can be kept empty instead: the server's route that unloads an adapter forgets its name alone.
+    vLLM marks such rows with slot -1, and its PyTorch kernels use it as an index; its GPU kernels skip these rows. Keeping a slot
+    empty is no alternative: the server's route that unloads an adapter forgets only its name.
     """
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 

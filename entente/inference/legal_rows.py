@@ -1,9 +1,9 @@
 """Maps the rows of vLLM's V1 batch to slots in the arena, as vLLM moves rows.
 
-V1 gives one list of sampled tokens for each request, to which it keeps appending. In each step `apply` reads the known part of
-those lists and then draws a token for each row that has a seed, and masks the other rows. No sampled token makes it raise.
+V1 passes one list of sampled tokens per request, and keeps appending to it. In each step `apply` reads the known part of those
+lists, samples a token for each row with a seed, and masks the other rows. No sampled token raises an error.
 
-Tables are walked on the engine's device.
+Tables are traversed on the engine's device.
 """
 
 from collections.abc import Sequence
@@ -24,34 +24,34 @@ class _Row:
     output: list[int]
     """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
     draw: tuple[int, float] | None
-    """Seed and temperature; None: vLLM draws."""
+    """Seed and temperature; None: vLLM samples."""
     first: int
-    """Number of the completion's tokens that are in the prompt."""
+    """Number of completion tokens in the prompt."""
     marker: int
-    """The token that ends its thought; -1: it is not in a thought, or no longer."""
+    """The token that ends its thought; -1: not in a thought."""
     walked: int = 0
-    """Number of tokens of `output` that its state on the device reflects."""
+    """Number of `output` tokens that its state on the device includes."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What stays the same while the batch does."""
+    """State that is constant until the batch changes."""
 
     size: int
     drawn: list[tuple[int, _Row]]
-    """The rows that are drawn, with their index."""
+    """Rows that we sample, with their index."""
     drawn_slots: Tensor
-    """int64 [size]: their slots, and slot 0 for others."""
+    """int64 [size]: their slots, and 0 for others."""
     seeds: np.ndarray
-    """uint64 [rows that are drawn]."""
+    """uint64 [sampled rows]."""
     temperatures: Tensor
     """float64 [size]."""
     masked_slots: Tensor | None
-    """int64 [size]: slots of the rows that vLLM draws; None: there are none."""
+    """int64 [size]: slots of the rows that vLLM samples; None: there are none."""
 
 
 class LegalRows:
-    """The rows that have a table, by their index in the batch."""
+    """Rows with a table, by their index in the batch."""
 
     def __init__(self, rows: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
@@ -77,8 +77,8 @@ class LegalRows:
         start: int = 0,
         draw: tuple[int, float] | None = None,
     ) -> None:
-        """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at node `start`
-        (0: at the table's start). `draw`: seed and temperature; None: vLLM draws under the mask."""
+        """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at node
+        `start` (0: the table's start). `draw`: seed and temperature; None: vLLM samples under the mask."""
         self.remove(row)
         if table is not None:
             first = len(table.forced(0)[0]) if start else 0
@@ -87,7 +87,6 @@ class LegalRows:
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
-        """Free `row`."""
         self._batch = None
         removed = self._rows.pop(row, None)
         if removed is not None:
@@ -108,8 +107,8 @@ class LegalRows:
     def apply(self, logits: Tensor) -> Tensor:
         """Change logits float32 [rows, vocabulary] in place.
 
-        In a row with a seed a token is drawn: its logit becomes its log-probability, all others -inf. In another constrained row
-        the logits outside the legal set become -inf.
+        In a row with a seed a token is sampled: its logit becomes its log-probability, all others -inf. In other constrained
+        rows the logits outside the legal set become -inf.
         """
         if not self._rows:
             return logits
@@ -154,7 +153,7 @@ class LegalRows:
                 if row.walked < len(row.output) and (token := row.output[row.walked]) >= 0:
                     row.walked += 1
                     if token == row.marker:
-                        row.marker = -1  # its thought is over
+                        row.marker = -1  # the thought has ended
                     slots.append(row.slot)
                     tokens.append(token)
             if not slots:

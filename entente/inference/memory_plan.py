@@ -1,6 +1,6 @@
-"""Estimates the memory that a model and its key-value cache need, and refuses a run that cannot fit, before anything starts.
+"""Estimates the memory that a model and its key-value cache need, and refuses a run that cannot fit before it starts.
 
-The estimate is a lower bound: weights, cache, and the libraries' own memory, without the engine's activations. It reads a model's
+The estimate is a lower bound: weights, cache, and the libraries' own memory, without the engine's activations. It uses a model's
 config and the headers of its weight files, not the weights. This module imports neither torch nor vLLM.
 """
 
@@ -22,8 +22,8 @@ from entente.telemetry.errors import InputError
 GIB = 2**30
 _MIB = 2**20
 ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 610 * _MIB}
-"""Memory of the engine without weights and key-value cache: the three processes of vLLM's server on a CPU, their
-shared pages once, or the flow with the torch engine."""
+"""Memory of the engine without weights and key-value cache: vLLM's three server processes on a CPU, counting shared pages once,
+or the flow with the torch engine."""
 TRAINER_PROCESS_BYTES = 320 * _MIB
 """Private memory of the trainer's process, without weights and activations.
 
@@ -45,7 +45,7 @@ class ModelShape(Architecture):
 
     parameters: int
     stored: str
-    """Number format of its weights, such as 'bfloat16'."""
+    """Number format of the weights, such as 'bfloat16'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +53,17 @@ class Machine:
     """Memory of a machine, bytes."""
 
     memory: int
-    """Main memory that this process may still take."""
+    """Main memory that this process may still allocate."""
     gpu_free: int = 0
     gpu_total: int = 0
-    """Memory of the engine's card, of several the smallest; 0 if the engine computes on the CPU."""
+    """Memory of the engine's smallest GPU; 0 if the engine computes on the CPU."""
     trainer_free: int | None = None
     trainer_total: int | None = None
-    """Memory of the trainer's own card; None: engine and trainer share one."""
+    """Memory of the trainer's own GPU; None: engine and trainer share one."""
 
     @property
     def trainer_gpu(self) -> tuple[int, int]:
-        """Free and total memory of the trainer's card; zeros if it computes on the CPU."""
+        """Free and total memory of the trainer's GPU; zeros on the CPU."""
         if self.trainer_total is None or self.trainer_free is None:
             return self.gpu_free, self.gpu_total
         return self.trainer_free, self.trainer_total
@@ -71,7 +71,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes; with several cards, of each card."""
+    """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes; with several GPUs, of each GPU."""
 
     weights: int
     """The engine's copy of the weights."""
@@ -92,22 +92,18 @@ class MemoryPlan:
 
     @property
     def whole_sequences(self) -> int:
-        """Number of longest sequences that the cache holds at once if they share no prefix."""
+        """Number of longest sequences that fit into the cache at once without a shared prefix."""
         return max(0, self.tokens) // self.sequence
 
 
 def read_shape(model: Path) -> ModelShape:
-    """The shape of the model in the folder `model`.
-
-    Raises:
-        InputError: see `read_architecture` and `stored_tensors`.
-    """
+    """Raises InputError as `read_architecture` and `stored_tensors`."""
     architecture, parameters = read_architecture(model), sum(tensor.size for tensor in stored_tensors(model).values())
     return ModelShape(**asdict(architecture), parameters=parameters, stored=stored_format(model, read_config(model)))
 
 
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
-    """Memory of an engine in this process, and of a trainer that takes `trainer` bytes of main memory.
+    """Memory of an engine in this process, and of a trainer that needs `trainer` bytes of main memory.
 
     The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest length.
     """
@@ -145,18 +141,17 @@ def trainer_memory(
 
     Args:
         targets: the adapter's linear layers; none: all that the family offers.
-        tokens: tokens of a micro-batch that is computed in main memory; 0: on a GPU. Saved activations count twice, for their
-            gradients; with that the estimate for the laptop preset equals the measured memory.
+        tokens: tokens of a micro-batch in main memory; 0: on a GPU. Saved activations count twice, for their gradients; with
+            that the estimate for the laptop preset equals the measured memory.
     """
     fixed = TRAINER_PROCESS_BYTES + shape.parameters * _WIDTHS[dtype] + 4 * 4 * shape.lora_parameters(rank, targets)
     return fixed + 2 * tokens * _activation_bytes(shape, _WIDTHS[dtype], recompute)
 
 
 def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
-    """Activations of one token that are kept between forward and backward, bytes: those of the blocks and the input of the last
-    norm. With recomputation they are the input of each block, and all of the one block that is computed again. Without it the
-    last block keeps less, because its feed-forward part computes fewer tokens. A test counts them on models without memory.
-    """
+    """Activations of one token that are kept for the backward, bytes: those of the blocks and the input of the last norm. With
+    recomputation they are the input of each block, and all of the one block that is recomputed. Without it the last block
+    keeps less, because its feed-forward part computes fewer tokens. A test counts them on models without memory."""
     block = _block_bytes(shape, width)
     return 4 * shape.hidden + (shape.layers * width * shape.hidden + block if recompute else shape.layers * block)
 
@@ -164,9 +159,8 @@ def _activation_bytes(shape: ModelShape, width: int, recompute: bool) -> int:
 def _block_bytes(shape: ModelShape, width: int) -> int:
     """Activations of one token that a dense block keeps, bytes: 206 KiB for a 7B model in bfloat16.
 
-    These are the inputs of norms, in float32; the inputs of attention and feed-forward part; query, key, value and the result of
-    the attention; and four vectors inside the feed-forward part. A mixture of experts also keeps what its experts return; that
-    is not counted.
+    These are the inputs of norms, in float32; the inputs of attention and feed-forward part; query, key, value and the result
+    of the attention; and four vectors inside the feed-forward part. Not counted are the expert outputs of a mixture of experts.
     """
     queries, keys = shape.heads * shape.head_width, shape.key_value_heads * shape.head_width
     family = FAMILIES[shape.family]
@@ -177,10 +171,9 @@ def _block_bytes(shape: ModelShape, width: int) -> int:
 def trainer_gpu_memory(
     shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool, targets: Collection[str] = ()
 ) -> int:
-    """GPU memory of the trainer, bytes, at least: frozen base, adapter with gradient and two moments, and the activations of a
-    micro-batch of `tokens`. The gradients of a block take about a third of what it keeps; half is counted. That makes 5.7 MiB a
-    token for a 7B model in bfloat16, and 0.5 with recomputation.
-    """
+    """Lower bound of the trainer's GPU memory, bytes: frozen base, adapter with gradient and two moments, and the activations
+    of a micro-batch of `tokens`. The gradients of a block take about a third of what it keeps; half is counted. That makes 5.7
+    MiB per token for a 7B model in bfloat16, and 0.5 with recomputation."""
     width = _WIDTHS[dtype]
     fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank, targets)
     return fixed + tokens * (_activation_bytes(shape, width, recompute) + _block_bytes(shape, width) // 2)
@@ -194,7 +187,7 @@ def check_memory(
     trainer_gpu: int = 0,
     machine: Machine | None = None,
 ) -> None:
-    """Refuse a run that cannot fit this machine (or `machine`). Servers elsewhere are not checked.
+    """Refuse a run that cannot fit this machine (or `machine`). Remote servers are not checked.
 
     Args:
         trainer: main memory of the trainer, bytes.
@@ -229,7 +222,7 @@ def check_memory(
         per_gib = GIB // plan.token
         raise InputError(
             f"the key-value cache holds {plan.tokens:,} tokens, but one sequence may have {settings.max_model_length:,} "
-            f"(inference.max_model_length): lower that"
+            f"(inference.max_model_length): lower it"
             + ("" if machine.gpu_total else f", or raise inference.kv_cache_gib to {-(-plan.sequence // max(1, per_gib))}")
         )
     room = (machine.memory - plan.needed + plan.kv_cache) // GIB
@@ -248,7 +241,7 @@ def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, 
     if plan.gpu_needed > machine.gpu_free:
         raise InputError(
             f"inference.gpu_memory_share {settings.gpu_memory_share} asks for {size_text(plan.gpu_needed)} of the GPU, but "
-            f"{size_text(machine.gpu_free)} are free: end what uses it, or lower the share"
+            f"{size_text(machine.gpu_free)} are free: stop what uses it, or lower the share"
         )
     if plan.kv_cache <= 0:
         raise InputError(
@@ -270,8 +263,8 @@ def _check_trainer_card(machine: Machine, needed: int) -> None:
     free, total = machine.trainer_gpu
     if total and needed > free:
         raise InputError(
-            f"the trainer needs at least {size_text(needed)} of the GPU, but {size_text(free)} are free: end what uses it, lower "
-            "training.token_budget, or set training.recompute"
+            f"the trainer needs at least {size_text(needed)} of the GPU, but {size_text(free)} are free: stop what uses it, "
+            "lower training.token_budget, or set training.recompute"
         )
 
 
@@ -283,7 +276,7 @@ def _refuse_more_than(machine: Machine, needed: int, what: str, cure: str) -> No
 
 
 def this_machine(cards: CardPlan) -> Machine:
-    """Free memory of this machine now, and of the cards that engine and trainer take."""
+    """Free memory of this machine now, and of the engine's and trainer's GPUs."""
     memory = free_memory()
     free, total = (min((getattr(card, name) for card in cards.engine), default=0) for name in ("free", "total"))
     if cards.shared:
@@ -293,11 +286,11 @@ def this_machine(cards: CardPlan) -> Machine:
 
 
 def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
-    """Largest share of its card that the trainer's tensors may take; 0: no limit, because the card is its own.
+    """Largest share of its GPU that the trainer's tensors may allocate; 0: no limit, because it has a GPU of its own.
 
-    vLLM refuses to start while less than `gpu_memory_share` of the whole card is free (`request_memory` in its
-    `v1/worker/utils.py`). A restarted engine meets a trainer that keeps freed memory, so the trainer keeps at most what is left
-    beside that share and a context for each of the two processes.
+    vLLM refuses to start while less than `gpu_memory_share` of the GPU is free (`request_memory` in its `v1/worker/utils.py`).
+    A trainer keeps freed memory when an engine restarts, so it gets at most the rest after that share and a context for each
+    process.
     """
     if not cards.shared or engine_family(settings) == "torch":
         return 0.0
@@ -306,7 +299,7 @@ def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
 
 
 def free_memory() -> int:
-    """Bytes that programs may still take on this machine, or in this container."""
+    """Bytes that programs may still allocate on this machine, or in this container."""
     return available_memory(psutil.virtual_memory().available, _CGROUP)
 
 
@@ -322,7 +315,6 @@ def available_memory(of_machine: int, cgroup: Path) -> int:
 
 
 def size_text(count: int) -> str:
-    """A number of bytes as text with a unit."""
     for unit, size in (("TiB", 2**40), ("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(count) >= size:
             return f"{count // size:,} {unit}" if abs(count) >= 100 * size else f"{count / size:.1f} {unit}"

@@ -1,7 +1,7 @@
 """Writes the weights of a model that plays without a run: those of a base model, with an adapter merged if there is one.
 
-The merged weight is W + scale * B @ A (Hu et al. 2021, arXiv 2106.09685). The number format is the base's own. Weights that would
-not fit are rounded to bfloat16, unless that loses too much of the adapter. Engines never merge: they add the adapter's product.
+The merged weight is W + scale * B @ A (Hu et al. 2021, arXiv 2106.09685), in the base's number format. Weights that are too
+large are rounded to bfloat16, unless that loses too much of the adapter. Engines never merge: they add the adapter's product.
 """
 
 import json
@@ -26,9 +26,8 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
     """Write `target`/model.safetensors, at most `most_bytes` long; returns the number format, such as 'float32'.
 
     Args:
-        base: folder of the base model.
         adapter: folder of the adapter; None: the base alone.
-        most_bytes: weights that take more are rounded to bfloat16.
+        most_bytes: larger weights are rounded to bfloat16.
 
     Raises:
         InputError: the weights are too large, or rounding them would lose too much of the adapter; or see `weight_files`.
@@ -57,8 +56,8 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
         whole = {name: (tensor if dtype is None else tensor.to(dtype)).contiguous() for name, tensor in tensors.items()}
         save_file(whole, target / WEIGHTS, metadata={"format": "pt"})
         usual_mode(target / WEIGHTS)
-    found = {str(tensor.dtype if dtype is None else dtype).removeprefix("torch.") for tensor in tensors.values()}
-    return ", ".join(sorted(found))
+    formats = {str(tensor.dtype if dtype is None else dtype).removeprefix("torch.") for tensor in tensors.values()}
+    return ", ".join(sorted(formats))
 
 
 def add_adapter(
@@ -71,7 +70,8 @@ def add_adapter(
 
     Returns:
         (all weights by name, share of the update lost to rounding: the Frobenius norm of the rounding error over all merged
-        weights, divided by that of the update).
+            weights,
+        divided by that of the update).
 
     Raises:
         DataError: the adapter is unreadable or belongs to another base model.

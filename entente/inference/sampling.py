@@ -4,10 +4,10 @@ log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        (the masked policy; 
 
 A thought token is sampled from an open set, which no array lists.
 
-The random number of a draw is a function of the request's seed and of the token's place in the completion. Nothing is stored
-between draws, so a draw does not depend on the batch, on a jump over forced tokens, on a repetition after a failure, or on the
-engine: vLLM's processor draws by the same numbers (`LegalArena.draw`). They are made on the host in integers. The n-th number of
-a seed is the n-th output of splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014):
+The random number of a token is a function of the request's seed and of the token's place in the completion. There is no state
+between tokens, so a sample does not depend on the batch, on skipped forced tokens, on a retry, or on the engine: vLLM's processor
+uses the same numbers (`LegalArena.draw`). The host computes them in integers. The n-th number of a seed is the n-th output of
+splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014):
 
     z = seed + (n + 1) * 0x9E3779B97F4A7C15;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
     z ^ z >> 31        (all modulo 2**64)
@@ -34,11 +34,12 @@ def sample(
         allowed: legal set of each completion, int32: n_i tokens, or an open set of n_i tokens.
         logits: float32 [sum of n_i], in the order of `allowed`; those of an open set in the order of its ids.
         temperatures: above 0, one for each completion.
-        seeds, places: as `uniforms` takes them.
+        seeds, places: as in `uniforms`.
 
     Returns:
-        tokens; their log-probabilities, nats; and bool [completions], False where a logit is NaN or plus infinity, so that its
-        token means nothing.
+        tokens; their log-probabilities, nats; and bool [completions], False where a logit is NaN or plus infinity, so that the
+            token
+        is invalid.
     """
     counts = np.fromiter((set_size(legal) for legal in allowed), np.int64, len(allowed))
     ends = np.cumsum(counts)
@@ -66,14 +67,11 @@ def seed_array(seeds: Sequence[int]) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) for each seed.
+    """float64 [n] in [0, 1), multiples of 2**-53, one for each seed.
 
     Args:
         seeds: uint64 [n].
-        places: int64 [n] number of the completion's tokens before the one that is drawn.
-
-    Returns:
-        float64 [n], multiples of 2**-53.
+        places: int64 [n] number of completion tokens before the sampled one.
     """
     mixed = seeds + (places.astype(np.uint64) + np.uint64(1)) * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST

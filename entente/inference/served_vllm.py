@@ -1,6 +1,6 @@
-"""vLLM's own server as an engine of this machine: starts the server as a child, and asks it over HTTP as any other server.
+"""vLLM's own server as an engine of this machine: starts the server as a child process, and uses it over HTTP like any other.
 
-The engine is lost once the child has ended. The supervisor then builds another, with a server, port and key of its own, and
+The engine is lost once the child has exited. The supervisor then builds another, with a server, port and key of its own, and
 publishes the versions again.
 """
 
@@ -18,14 +18,10 @@ from entente.telemetry.errors import EngineLostError
 
 
 class ServedVllm(VllmClient):
-    """The `Engine` contract over a vLLM server that this process starts, once, and ends."""
+    """The `Engine` contract over a vLLM server that this process starts, once, and stops."""
 
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str = "vllm", log: Path | None = None) -> None:
-        """
-        Args:
-            model: folder of the base model.
-            log: file of the server's log; None: a temporary one.
-        """
+        """`model`: folder of the base model; `log`: the server's log file, None: a temporary one."""
         self._scratch = None if log else Path(tempfile.gettempdir()) / f"entente-vllm-{secrets.token_hex(8)}"
         self.server = ServerProcess(
             MODULE,
@@ -37,7 +33,7 @@ class ServedVllm(VllmClient):
         super().__init__([self.server.url], settings, model, self.server.key, name=name)
 
     async def start(self) -> None:
-        """Start the server, and the client once it answers; see `Engine.start`."""
+        """Start the server, and the client once it answers."""
         if self._scratch is not None:
             self._scratch.mkdir(mode=0o700)
         try:
@@ -49,7 +45,6 @@ class ServedVllm(VllmClient):
             raise
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         try:
             await super().close()
         finally:
@@ -58,5 +53,5 @@ class ServedVllm(VllmClient):
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _end(self, _: asyncio.Future[int]) -> None:
-        """Fail what is in flight, because the server has ended."""
+        """Fail the requests in flight, because the server has exited."""
         self.give_up(EngineLostError(f"engine '{self.name}' is lost: its server ended {self.server.ending()}"))

@@ -1,7 +1,7 @@
-"""The command and the environment of vLLM's own server, for a run that starts one and for people who start one by hand.
+"""Command and environment of vLLM's own server, for a run that starts one and for users who start one by hand.
 
-The server draws by our logits processor, which it imports by name, and holds policy versions as LoRA adapters. The locked
-release is vLLM 0.32; 0.26, the last one for torch 2.11, serves too. Both use their V1 runner: the V2 runner takes no processor of
+The server samples with our logits processor, which it imports by name, and loads policy versions as LoRA adapters. The locked
+release is vLLM 0.32; 0.26, the last one for torch 2.11, works too. Both use their V1 runner: the V2 runner takes no processor of
 this interface.
 """
 
@@ -17,23 +17,22 @@ from entente.telemetry.cards import VARIABLE
 from entente.telemetry.machine import package_version
 
 MODULE = "vllm.entrypoints.openai.api_server"
-"""vLLM's server as a module; the command `vllm serve` fails in the build for CPUs."""
+"""vLLM's server as a module; `vllm serve` fails in the CPU build."""
 PROCESSOR = "entente.inference.legal_processor:LegalOrderProcessor"
 KEY_OF_SERVER = "VLLM_API_KEY"
-"""Variable of the key. An argument would show it to every user of the machine."""
+"""Variable of the key. An argument would be visible to every user of the machine."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Slot ranks that vLLM supports."""
 CACHE_BLOCK = 32
-"""Tokens of a block of the key-value cache, of which only whole ones are shared; vLLM's attention on a CPU takes no fewer."""
+"""Tokens of a key-value cache block; only whole blocks are shared. The minimum of vLLM's CPU attention."""
 START_S = 300.0
-"""Time limit of a start where nothing is compiled, seconds."""
+"""Time limit of a start without compiling, seconds."""
 COMPILING_START_S = 1800.0
-"""Time limit where vLLM compiles and records CUDA graphs, seconds. SmolLM2 took under 140 s on an H200; a large model is
+"""Time limit of a start with compiling and CUDA graphs, seconds. SmolLM2 took under 140 s on an H200; large models are
 unmeasured."""
 
 
 def server_arguments(model: Path, settings: InferenceSettings, *, host: str, port: int) -> list[str]:
-    """Arguments of `MODULE` for the model in the folder `model`."""
     options = {
         "--model": model,
         "--host": host,
@@ -46,7 +45,7 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--gpu-memory-utilization": settings.gpu_memory_share,
         "--tensor-parallel-size": settings.tensor_parallel,
         "--logits-processors": PROCESSOR,
-        # The processor draws, and leaves the drawn token's log-probability as its logit.
+        # The processor samples, and leaves the token's log-probability as its logit.
         "--logprobs-mode": "processed_logits",
         "--generation-config": "vllm",
         "--max-loras": settings.adapter_slots,
@@ -58,26 +57,22 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--enable-prefix-caching",
         "--enable-lora",
         *scale_out_flags(),
-        "--enable-prompt-tokens-details",  # says how much of a prompt the prefix cache held
+        "--enable-prompt-tokens-details",  # reports how much of a prompt the prefix cache held
         "--disable-uvicorn-access-log",
-        # On a CPU compiling takes longer than it saves.
+        # On a CPU compiling costs more time than it saves.
         *([] if computes_on_card(settings) else ["--enforce-eager"]),
     )
     return [*(str(part) for pair in options.items() for part in pair), *flags]
 
 
 def scale_out_flags() -> list[str]:
-    """Open the route that takes and gives token ids. Releases before 0.30 always have it, and refuse the flag."""
-    found = package_version("vllm")
-    return [] if found != "absent" and Version(found) < Version("0.30") else ["--enable-scale-out"]
+    """Enable the route that takes and returns token ids. Releases before 0.30 always have it, and reject the flag."""
+    version = package_version("vllm")
+    return [] if version != "absent" and Version(version) < Version("0.30") else ["--enable-scale-out"]
 
 
 def server_environment(settings: InferenceSettings) -> dict[str, str]:
-    """Variables for the server, without its key.
-
-    Raises:
-        InputError: see `engine_cards`.
-    """
+    """Variables for the server, without its key; raises InputError as `engine_cards`."""
     variables = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -98,21 +93,20 @@ def server_environment(settings: InferenceSettings) -> dict[str, str]:
 
 
 def command_text(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A server's command as one types it into a shell, its key taken from our variable."""
+    """A server's command as a shell line, with the key from our variable."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([f'{KEY_OF_SERVER}="${KEY_VARIABLE}"', *variables, "python", "-m", MODULE, shlex.join(arguments)])
 
 
 def slot_rank(rank: int) -> int:
-    """The smallest slot rank of at least `rank`; larger slots are padded, which costs time."""
+    """The smallest slot rank of at least `rank`: larger slots are padded, which costs time."""
     return next((each for each in SLOT_RANKS if each >= rank), SLOT_RANKS[-1])
 
 
 def start_limit_s(settings: InferenceSettings) -> float:
-    """Seconds within which an engine of these settings must be ready."""
     return COMPILING_START_S if compiles(settings) else START_S
 
 
 def compiles(settings: InferenceSettings) -> bool:
-    """Whether the engine compiles at its start. Of servers elsewhere it is assumed."""
+    """Whether the engine compiles at its start; assumed for remote servers."""
     return bool(settings.urls) or (engine_family(settings) == "vllm" and computes_on_card(settings))

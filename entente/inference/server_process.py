@@ -1,8 +1,8 @@
 """vLLM's own server as a child of this process.
 
-The child and whatever it starts are one process group. The group is ended in every case: when the server is closed, when its
-start fails or takes too long, and when this process ends in any way, because the pipe to its standard input then closes. Only the
-child that was started here is ended, by its id.
+The child and its descendants are one process group. The group is killed in every case: when the server is closed, when its
+start fails or takes too long, and when this process exits in any way, because that closes the pipe to its standard input. Only
+this child is killed, by its id.
 """
 
 import asyncio
@@ -24,13 +24,11 @@ from entente.telemetry.errors import EngineError
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20_000, 32_000)
-"""Below the ports that systems give to connections, so that a port which is free now is still free when the server binds it."""
+"""Below the ephemeral ports, so that a port that is free now is still free when the server binds it."""
 _LOOK_EVERY_S, _GRACE_S = 0.2, 10.0
 
 
 class ServerProcess:
-    """A server from `start` to `close`."""
-
     def __init__(
         self,
         module: str,
@@ -44,8 +42,8 @@ class ServerProcess:
         Args:
             module: Python module of the server.
             arguments: its arguments for a port.
-            environment: variables that are added to those of this process.
-            key_variable: variable in which the server gets its key.
+            environment: variables added to those of this process.
+            key_variable: variable that passes the key to the server.
             log: file to which its output is appended.
         """
         self.key = secrets.token_urlsafe(32)
@@ -59,17 +57,16 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """The server's address."""
         return f"http://{LOOPBACK}:{self._port}"
 
     @property
     def pid(self) -> int:
-        """The child's process id; 0: it was not started."""
+        """The child's process id; 0 before the start."""
         return self._child.pid if self._child is not None else 0
 
     @property
     def end(self) -> asyncio.Future[int]:
-        """Done once the child has ended."""
+        """Done once the child has exited."""
         if self._end is None:
             raise EngineError("the server was not started")
         return self._end
@@ -78,7 +75,7 @@ class ServerProcess:
         """Start the server and wait until it answers.
 
         Raises:
-            EngineError: it ended, or did not answer within `limit_s`; it is ended then.
+            EngineError: the server exited, or did not answer within `limit_s` and was killed.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as written:
@@ -115,12 +112,12 @@ class ServerProcess:
             return False
 
     def ending(self) -> str:
-        """How the child ended, and the last lines of its log."""
+        """How the child exited, and the last lines of its log."""
         code = self._child.returncode if self._child is not None else None
         return f"{how_it_ended(code)}; the last lines of its log '{self._log}':\n{last_lines(self._log)}"
 
     async def close(self, *, grace_s: float = _GRACE_S) -> None:
-        """End the server and whatever it started. It gets `grace_s` seconds to free its shared memory."""
+        """Stop the process group. It gets `grace_s` seconds to free its shared memory."""
         if self._child is None:
             return
         child, self._child = self._child, None
@@ -137,11 +134,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens now.
-
-    Raises:
-        EngineError: none was found.
-    """
+    """An unused port of this machine; raises EngineError if there is none."""
     for port in random.SystemRandom().sample(_PORTS, 50):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind((LOOPBACK, port))

@@ -1,7 +1,8 @@
-"""Restarts an engine that failed: builds a new one, publishes its versions again and repeats its requests.
+"""Restarts a failed engine: builds a new one, publishes its versions again and repeats its requests.
 
-A repeated request has the same seed, so its completion is the same. After several failures in a row without an answer in between
-the supervisor gives up with an error. It is for engines whose own process can end, vLLM's server; it runs on their event loop.
+A repeated request has the same seed, so its completion is the same. After several failures in a row without an answer the
+supervisor gives up with an error. It is for engines whose own process can crash, such as vLLM's server; it runs on their event
+loop.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from entente.telemetry.progress import reporter
 _COUNTS = tuple(field.name for field in fields(EngineStats) if field.name not in ("running", "policy_version"))
 
 ENGINE_RESTARTS = 3
-"""Restarts in a row without an answered request, before the supervisor gives up."""
+"""Consecutive restarts without an answered request before the supervisor gives up."""
 
 
 class EngineSupervisor(Engine):
@@ -46,12 +47,11 @@ class EngineSupervisor(Engine):
         """Held during a request's last attempt, so that a request which makes the engine fail does not fail others with it."""
 
     async def start(self) -> None:
-        """See `Engine.start`."""
         await self._engine.start()
         self.ready = True
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion, after a restart if the engine fails; see `Engine.generate`."""
+        """Sample one completion, after a restart if the engine fails."""
         attempts = max(2, self._bound)
         for number in range(1, attempts + 1):
             async with self._last_attempt if number == attempts else nullcontext():
@@ -76,7 +76,6 @@ class EngineSupervisor(Engine):
         )
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """See `Engine.publish`."""
         while True:
             engine = await self._current_engine()
             try:
@@ -91,17 +90,15 @@ class EngineSupervisor(Engine):
             await self.publish(policy)
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """See `Engine.retire`."""
         newest = next(reversed(self._published), None)
         self._published = {
-            version: found
-            for version, found in self._published.items()
+            version: policy
+            for version, policy in self._published.items()
             if version >= oldest or version in keep or version == newest
         }
         await (await self._current_engine()).retire(oldest, keep)
 
     async def forget_prefixes(self) -> None:
-        """See `Engine.forget_prefixes`."""
         await (await self._current_engine()).forget_prefixes()
 
     async def stats(self) -> EngineStats:
@@ -111,19 +108,18 @@ class EngineSupervisor(Engine):
         return EngineStats(running=now.running, policy_version=now.policy_version, **sums)
 
     def events(self) -> dict[str, int]:
-        """Counts since the start, by event name, over all engines so far."""
+        """Sums over all engines so far."""
         own = {name: count + self._earlier_events[name] for name, count in self._engine.events().items()}
         return {"engine_restarts": self.restarts, **own}
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         self._closed, self.ready = True, False
         if self._repair is not None:
             self._repair.cancel()
         await self._engine.close()
 
     async def _current_engine(self) -> Engine:
-        """The engine, after a restart in progress has ended."""
+        """The engine, after any restart in progress."""
         if self._repair is not None and not self._repair.done():
             await asyncio.shield(self._repair)
         if self.lost is not None:
@@ -134,7 +130,7 @@ class EngineSupervisor(Engine):
         """Restart the engine after `failed`, unless another request has already done so.
 
         Raises:
-            EngineLostError: it failed too often in a row.
+            EngineLostError: too many failures in a row.
         """
         if self._closed:
             raise error
@@ -143,7 +139,7 @@ class EngineSupervisor(Engine):
             await self._run_repair(self._rebuild_until_it_starts(failed, error))
 
     async def _run_repair(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work` as a separate task, which continues if the caller is cancelled."""
+        """Await `work` in a separate task, which continues if the caller is cancelled."""
         self.ready = False
         self._repair = asyncio.get_running_loop().create_task(work)
         # Reads the exception, so that asyncio does not report it as unhandled; it is kept in `lost` or raised to the callers.
@@ -154,11 +150,11 @@ class EngineSupervisor(Engine):
         while self._engine is failed:
             if self._failures >= self._bound:
                 self.lost = EngineLostError(
-                    f"engine '{self.name}' failed {self._failures + 1} times in a row, the last time so: {error}"
+                    f"engine '{self.name}' failed {self._failures + 1} times in a row, most recently: {error}"
                 )
                 raise self.lost from error
             self._failures += 1
-            reporter().say(f"engine '{self.name}' failed and is restarted: {error}")
+            reporter().say(f"engine '{self.name}' failed; restarting it: {error}")
             try:
                 await self._rebuild(failed)
             except EngineError as again:
@@ -179,7 +175,7 @@ class EngineSupervisor(Engine):
             except DataError as error:
                 if version == newest:
                     raise EngineLostError(f"version {version} could not be published again: {error}") from error
-                del self._published[version]  # an old version, whose folder may be removed; requests for it will fail
+                del self._published[version]  # an old version, whose folder may have been removed; requests for it will fail
         for name in _COUNTS:
             self._earlier_counts[name] += getattr(counts, name)
         self._earlier_events.update(events)

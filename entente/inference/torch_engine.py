@@ -1,8 +1,8 @@
-"""A small engine without vLLM: for platforms that lack vLLM, and as the reference in parity tests.
+"""A small engine without vLLM: for platforms without vLLM, and as the reference in parity tests.
 
-The event loop of its requests steps it. A step is one prefill or one decoding pass of one policy version; then other coroutines
-run and may add requests. Forced tokens are computed together with the drawn token before them. A prefix that a row in memory
-already holds is not computed again. Several versions may be in flight; each completion is drawn under one.
+The event loop of its requests steps it. A step is one prefill or one decoding pass of one policy version; then other
+coroutines run and may add requests. Forced tokens are computed together with the sampled token before them. A prefix that a row
+in memory holds is not computed again. Several versions may be in flight; each completion is sampled from one.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneEr
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
 MAX_RANK = 512
-"""Highest adapter rank: the highest that training can produce."""
+"""Highest adapter rank that training can produce."""
 
 
 def best_device() -> torch.device:
@@ -59,7 +59,6 @@ class TorchEngine(Engine):
         self._steps = 0
 
     async def start(self) -> None:
-        """Load the base model; see `Engine.start`."""
         take_cards(engine_cards(self._settings))
         try:
             self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device or best_device())
@@ -69,7 +68,6 @@ class TorchEngine(Engine):
         self._add_lane(BASE)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion; see `Engine.generate`."""
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         pending = self._admit(request, answer)
         if not self._stepping:
@@ -82,7 +80,7 @@ class TorchEngine(Engine):
                 del self._requests[request.request_id]
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Check and add the adapter; see `Engine.publish`."""
+        """Check and add the adapter."""
         async with self._publishing:
             model = self._running_model()
             lane = self._served.get(policy.version)
@@ -95,7 +93,6 @@ class TorchEngine(Engine):
             self._free_unused()
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Drop versions before `oldest`; see `Engine.retire`."""
         for version in [v for v in self._served if v < oldest and v not in keep and v != self._newest]:
             del self._served[version]
             gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
@@ -106,7 +103,6 @@ class TorchEngine(Engine):
         self._free_unused()
 
     async def forget_prefixes(self) -> None:
-        """See `Engine.forget_prefixes`."""
         if not any(lane.busy for lane in self._lanes):
             for lane in self._lanes:
                 lane.clear()
@@ -114,12 +110,11 @@ class TorchEngine(Engine):
             self._lanes.sort(key=lambda lane: lane.policy.version)
 
     async def stats(self) -> EngineStats:
-        """Counts since the start."""
         running = len(self._requests)
         return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, **self._counts)
 
     async def close(self) -> None:
-        """Free the model and fail whatever is in flight."""
+        """Free the model and fail the requests in flight."""
         self._fail_all(EngineLostError(f"engine '{self.name}' was closed"))
         self._served.clear()
         self._lanes.clear()
@@ -167,7 +162,7 @@ class TorchEngine(Engine):
         return pending
 
     def _step(self) -> None:
-        """Run one step of the next lane, and schedule another while requests are in flight."""
+        """Run one step of the next batcher, and schedule another while requests are in flight."""
         lane = next((lane for lane in self._lanes if lane.busy), None)
         if lane is None:
             self._stepping = False

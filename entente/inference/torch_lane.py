@@ -1,10 +1,10 @@
-"""The requests of one policy version in the torch engine, and their rows of keys and values.
+"""The batcher of one policy version in the torch engine: its requests and their rows of keys and values.
 
-Row i belongs to the request `running[i]`. The rows after those of running requests hold ended requests until they are
+Row i belongs to the request `running[i]`. The rows after those of running requests hold finished requests until they are
 overwritten, so that later prompts can copy their prefixes.
 
-Every shared prefix is computed once. A prompt may copy its prefix from a row that has keys and values, or from another new prompt
-that is computed in an earlier stage. Equal prompts are computed once.
+Every shared prefix is computed once. A prompt may copy its prefix from a row that has keys and values, or from another new
+prompt in an earlier stage. Equal prompts are computed once.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError
 
 _OPEN_LOGITS = 1 << 22
-"""Most logits of thought tokens that are drawn from at a time."""
+"""Logits of thought tokens per sampling pass, at most."""
 LEAST_SHARED = 8
-"""Fewest shared tokens for which a copy, or a later stage, is worth its cost."""
+"""Fewest shared tokens for which a copy, or a later stage, pays off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +36,13 @@ class Fill:
     """One distinct prompt to compute."""
 
     request: int
-    """Index of the first new prompt that is equal to it."""
+    """Index of the first new prompt equal to it."""
     stage: int
     """Stages are computed one after another; the fills of one stage together."""
     start: int
-    """First column that is computed; the columns before it are copied."""
+    """First computed column; the columns before it are copied."""
     source: int
-    """Where they are copied from: an existing row if stage is 0, else an index into `PrefixPlan.fills`."""
+    """Source of the copy: an existing row if stage is 0, else an index into `PrefixPlan.fills`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class PrefixPlan:
 
 
 class PartialCompletion:
-    """A request that is being drawn: its tokens so far, its state in the table, and its row in the engine."""
+    """A request in progress: its tokens so far, its state in the table, and its row in the engine."""
 
     def __init__(self, request: GenerationRequest, answer: asyncio.Future[Generation] | None = None) -> None:
-        """Begin with the forced tokens. `answer` gets the whole generation, or the error that ends it."""
+        """Starts with the forced tokens. `answer` gets the whole generation, or the error that ends it."""
         self.request, self.answer = request, answer
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
@@ -76,7 +76,6 @@ class PartialCompletion:
 
     @property
     def done(self) -> bool:
-        """Whether the completion is complete."""
         return self._state == END
 
     @property
@@ -94,7 +93,7 @@ class PartialCompletion:
         return self.request.table.allowed(self._state)
 
     def take(self, token: int, logprob: float) -> None:
-        """Append the sampled `token`, and the forced tokens after it, which cost no random number and have log-probability 0."""
+        """Append the sampled `token`, and the forced tokens after it, which use no random number and have log-probability 0."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         self._state = self.request.table.advance(self._state, token)
@@ -108,7 +107,7 @@ class PartialCompletion:
 
 
 def sample_next(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
-    """Sample the next token of each completion; `allowed` and `logits` as `sample` takes them.
+    """Sample the next token of each completion; `allowed` and `logits` as in `sample`.
 
     Returns:
         indices of completions with a logit that is NaN or plus infinity; they are unchanged.
@@ -127,10 +126,10 @@ def sample_next(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndar
 
 
 class Lane:
-    """The rows and the queue of one policy version."""
+    """Batches the requests of one policy version: its rows and its queue."""
 
     def __init__(self, model: TorchModel, max_rows: int, policy: PolicyVersion) -> None:
-        """Create a lane that draws under `policy`, with at most `max_rows` rows."""
+        """Samples from `policy`, with at most `max_rows` rows."""
         self.policy = policy
         self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
         """Name of the adapter in the model; empty: none."""
@@ -145,7 +144,6 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether it has requests."""
         return bool(self.waiting or self.running)
 
     def clear(self) -> None:
@@ -253,7 +251,7 @@ class Lane:
     def _draw_thoughts(
         self, batch: list[PartialCompletion], allowed: list[np.ndarray], states: Tensor
     ) -> tuple[list[PartialCompletion], list[np.ndarray], Tensor]:
-        """Draw the next token of the requests that are in a thought; returns the others, with their legal sets and states."""
+        """Sample the next token of the requests in a thought; returns the others, with their legal sets and states."""
         thoughts: dict[tuple[int, ...], list[int]] = {}
         for place, legal in enumerate(allowed):
             if legal[0] < 0:
@@ -268,12 +266,12 @@ class Lane:
 
     @staticmethod
     def _take(batch: list[PartialCompletion], allowed: list[np.ndarray], logits: np.ndarray) -> None:
-        """Draw the next token of each request from its legal set; `logits` as `sample` takes them."""
+        """Sample the next token of each request; `logits` as in `sample`."""
         for place in sample_next(batch, allowed, logits):
             batch[place].fail(
                 EngineError(
                     f"request '{batch[place].request.request_id}' was refused: the model's logits for it are not finite, so "
-                    "nothing can be drawn; its weights or its adapter may be broken"
+                    "no token can be sampled; its weights or its adapter may be broken"
                 )
             )
 
@@ -326,7 +324,7 @@ def plan_prefixes(prompts: Sequence[np.ndarray], row_prompts: Sequence[np.ndarra
 
 
 def _best_source(prompt: np.ndarray, tokens: np.ndarray, stages: np.ndarray) -> tuple[int, int]:
-    """Number of tokens that `prompt` can copy, and the row to copy from: the earliest stage among about equally long matches."""
+    """Number of tokens that `prompt` can copy, and the source row: the earliest stage among about equally long matches."""
     if not len(tokens):
         return 0, 0
     differs = tokens[:, : len(prompt) - 1] != prompt[:-1]  # the last token is always computed: its state gives the logits

@@ -1,7 +1,7 @@
 """A causal model in transformers, with its own key-value rows and switchable LoRA adapters.
 
-One forward pass takes any number of tokens of each of many rows, packed without padding; only attention handles rows separately.
-The base weights never change: the active adapter adds its low-rank product.
+One forward pass takes any number of tokens of each of many rows, packed without padding; only attention handles rows
+separately. The base weights never change: the active adapter adds its low-rank product.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ _ATTENTION = "entente_rows"
 _COLUMNS = 64
 """The number of columns is a multiple of this."""
 _HEAD_PART = 8192
-"""Most rows of the output head that are converted to float32 at a time."""
+"""Rows of the output head converted to float32 at a time, at most."""
 
 
 class KeyValueRows:
-    """Keys and values of token sequences: one row for each sequence, one column for each position."""
+    """Keys and values of token sequences: one row per sequence, one column per position."""
 
     def __init__(self, config: Any, most: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Create storage without rows, which can grow to `most` rows."""
+        """Starts without rows, and can grow to `most` rows."""
         heads = config.num_attention_heads
         self._head = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
@@ -55,7 +55,7 @@ class KeyValueRows:
         self.values = grown
 
     def copy(self, sources: list[int], targets: list[int], columns: int) -> None:
-        """Copy the first `columns` of each source row to its target row; all rows are read before any is written."""
+        """Copy the first `columns` of each source row to its target row; reads all rows before writing any."""
         read = torch.tensor(sources, device=self._device)
         taken = self.values[:, :, :, :, :columns].index_select(2, read)
         self.values[:, :, torch.tensor(targets, device=self._device), :, :columns] = taken
@@ -84,8 +84,7 @@ class Step:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """Write `key` and `value` [key heads, tokens, size] to the rows, then attend from `query` [heads, tokens, size].
 
-        Args:
-            window: a token sees its own position and the `window` - 1 before it; None: all before it.
+        `window`: a token sees its own position and the `window` - 1 before it; None: all before it.
 
         Returns:
             [tokens, heads, size].
@@ -102,7 +101,7 @@ class Step:
         if window not in self._masks:
             mask = self._additive(window, query.dtype)
             self._masks[window] = mask.repeat(1, shared, 1)[:, None]  # query heads that share a key head are stacked
-        found = nn.functional.scaled_dot_product_attention(
+        attended = nn.functional.scaled_dot_product_attention(
             self._by_row(query.transpose(0, 1).reshape(tokens, key.shape[0], shared, size)),
             keys[rows, :, : self._columns],
             values[rows, :, : self._columns],
@@ -110,9 +109,9 @@ class Step:
             scale=scale,
         )
         if self._longest == 1:
-            return found.reshape(tokens, heads, size)
-        found = found.unflatten(2, (shared, self._longest))
-        return found[self._row, :, :, self._offset].reshape(tokens, heads, size)
+            return attended.reshape(tokens, heads, size)
+        attended = attended.unflatten(2, (shared, self._longest))
+        return attended[self._row, :, :, self._offset].reshape(tokens, heads, size)
 
     def _additive(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """Additive mask [rows, longest, columns]: 0 where a token sees a column, else -inf."""
@@ -137,8 +136,8 @@ def _attend_rows(
 ) -> tuple[Tensor, None]:
     step: Step = options["step"]
     window = options.get("sliding_window")
-    found = step.attend(module.layer_idx, query[0], key[0], value[0], options["scaling"], window)  # type: ignore[arg-type]
-    return found[None], None
+    attended = step.attend(module.layer_idx, query[0], key[0], value[0], options["scaling"], window)  # type: ignore[arg-type]
+    return attended[None], None
 
 
 AttentionInterface.register(_ATTENTION, _attend_rows)
@@ -146,8 +145,6 @@ AttentionInterface.register(_ATTENTION, _attend_rows)
 
 @dataclass(slots=True)
 class _ActiveAdapter:
-    """Name of the active adapter, shared by all layers."""
-
     name: str = ""
 
 
@@ -173,11 +170,7 @@ class TorchModel:
     """The model on its device, in inference mode, with its adapters by name."""
 
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
-        """Load the model.
-
-        Raises:
-            InputError: the model's family is unknown.
-        """
+        """Raises InputError if the model's family is unknown."""
         read_architecture(folder)
         torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for each new shape, and each token has one
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
@@ -195,7 +188,7 @@ class TorchModel:
         return KeyValueRows(self._model.config, most, self._model.dtype, self.device)
 
     def add_adapter(self, name: str, folder: Path, facts: AdapterFacts) -> None:
-        """Load the checked adapter in `folder` under `name`."""
+        """`facts` come from `check_adapter`."""
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         for key in tensors:
             if ".lora_A." in key:
@@ -205,17 +198,15 @@ class TorchModel:
                 self._adapted(module).parts[name] = (a.T.contiguous(), b.T.contiguous())
 
     def remove_adapter(self, name: str) -> None:
-        """Free the adapter `name`."""
         for linear in self._linear.values():
             linear.parts.pop(name, None)
 
     def activate(self, name: str) -> None:
-        """Use the adapter `name` from now on; a name that was not added means the base model alone."""
+        """Use the adapter `name` from now on; an unknown name means the base model alone."""
         self._active.name = name
 
     def forward(self, token_ids: np.ndarray, step: Step) -> Tensor:
-        """Compute the packed int32 `token_ids`, store their keys and values, and return the final state of each row's last
-        token [rows, hidden]."""
+        """Compute packed int32 `token_ids`, store their keys and values; returns each row's last state [rows, hidden]."""
         packed = torch.from_numpy(token_ids).to(self.device)[None]
         states = self._model.model(
             input_ids=packed, position_ids=step.positions[None], use_cache=False, step=step
@@ -223,7 +214,7 @@ class TorchModel:
         return states[0, step.last]
 
     def open_logits(self, states: Tensor, excluded: Sequence[int], end: int) -> np.ndarray:
-        """float32 logits of all ids below `end` except `excluded`, in rising order, for each of `states` [rows, hidden]."""
+        """float32 logits of all ids below `end` except `excluded`, ascending, for each of `states` [rows, hidden]."""
         # The head is converted in parts, because a whole one in float32 may take gigabytes.
         parts = [
             nn.functional.linear(

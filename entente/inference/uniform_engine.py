@@ -1,4 +1,4 @@
-"""An engine without a model, which draws each legal token with equal probability: for rehearsals and tests, and as an example.
+"""An engine without a model, which samples legal tokens uniformly: for rehearsals and tests, and as an example.
 
 A run does not start with it, because its log-probabilities are not the trainer's.
 """
@@ -17,18 +17,17 @@ from entente.records.rows import Generation, GenerationRequest
 
 
 class UniformEngine(Engine):
-    """An `Engine`. A completion names the version that was published last."""
+    """Completions name the newest version."""
 
     name = "uniform"
 
     def __init__(self) -> None:
         self.policy, self._requests = BASE, 0
 
-    async def start(self) -> None:
-        """There is nothing to load."""
+    async def start(self) -> None: ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """One token at a time, from the seed of the request."""
+        """Sample one token at a time with the seed of the request."""
         dice, node, drawn, logprobs = random.Random(request.seed), request.table.start, [], []
         while node != END:
             legal = request.table.allowed(node)
@@ -44,15 +43,12 @@ class UniformEngine(Engine):
         )
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Later completions name this version; their tokens are drawn in the same way."""
+        """Later completions name this version; sampling does not change."""
         self.policy = policy
 
-    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """One version is served at a time."""
+    async def retire(self, oldest: int, keep: Collection[int] = ()) -> None: ...
 
     async def stats(self) -> EngineStats:
-        """Requests so far, and the version."""
         return EngineStats(requests=self._requests, policy_version=self.policy.version)
 
-    async def close(self) -> None:
-        """There is nothing to free."""
+    async def close(self) -> None: ...

@@ -1,9 +1,9 @@
-"""The client of vLLM servers: an `Engine` whose completions are drawn by stock vLLM with our processor, over HTTP.
+"""The client of vLLM servers: an `Engine` over HTTP to stock vLLM with our processor.
 
-Every request is answered once. A failed one is repeated at another server with the same seed, so with the same answer. No answer
-becomes a generation unchecked (`vllm_wire.read_answer`). Requests wait in the servers' own queues. Those of one position go to
-the same server, whose prefix cache has it, unless it is much busier than others. A server gets work only while it passes
-`Server.check` and has all versions; one that fails gets no more until it passes again. The client runs on one event loop.
+Every request is answered once. A failed one is repeated at another server with the same seed, so with the same answer. Each
+answer is checked before it becomes a generation (`vllm_wire.read_answer`). Requests wait in the servers' own queues. Those of one
+position go to the same server, whose prefix cache has it, unless it is much busier than others. A server gets requests only while
+it passes `Server.check` and has all versions. The client runs on one event loop.
 """
 
 import asyncio
@@ -27,18 +27,16 @@ from entente.telemetry.errors import DataError, EngineError, EngineLostError, En
 from entente.telemetry.progress import reporter
 
 AFFINITY_MARGIN = 16
-"""Requests that a position's preferred server may have in flight beyond the least loaded one. A smaller margin balances better; a
+"""Requests in flight by which a position's preferred server may exceed the least loaded one. A smaller margin balances better; a
 larger one keeps prefixes cached."""
 ATTEMPTS = 4
 """Failed attempts after which a request fails."""
 EVENTS = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "publish_refusals")
 FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
-"""Seconds until the first look at a server that failed; seconds of refused connections at the start after which it is absent."""
+"""Seconds until the first check of a failed server; seconds of refused connections after which a starting server is absent."""
 
 
 class VllmClient(Engine):
-    """The `Engine` contract over the vLLM servers at `urls`."""
-
     def __init__(
         self,
         urls: Sequence[str],
@@ -67,10 +65,10 @@ class VllmClient(Engine):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Wait until the servers are ready. If at least one is, those that are not ready in time join later.
+        """Wait until the servers are ready. If at least one is, the others may join later.
 
         Raises:
-            InputError: none became ready, or one rejects the key, serves another model, or does not draw under our mask.
+            InputError: none became ready, or one rejects the key, serves another model, or does not sample under our mask.
         """
         for server in self._servers:
             server.open(self._key)
@@ -91,7 +89,6 @@ class VllmClient(Engine):
             self._tasks.append(asyncio.create_task(self._attend(server)))
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Draw one completion at some server; see `Engine.generate`."""
         policy, length = self._find(request), len(request.prompt_ids) + request.table.longest
         if length > self._settings.max_model_length:
             raise EngineError(
@@ -105,7 +102,7 @@ class VllmClient(Engine):
                 "it was made for another model"
             )
         self._counts["requests"] += 1
-        if request.table.is_sound and request.table.forced(request.table.start)[1] == END:  # there is nothing to draw
+        if request.table.is_sound and request.table.forced(request.table.start)[1] == END:  # nothing to sample
             tokens = np.array(request.table.forced(0)[0], np.int32)
             logprobs = np.zeros(len(tokens), np.float32)
             return self._counted(request, Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name))
@@ -116,7 +113,7 @@ class VllmClient(Engine):
             self._counts["running"] -= 1
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` at all servers, which must see its folder under the same path; see `Engine.publish`."""
+        """Serve `policy` at all servers, which must see its folder under the same path."""
         async with self._changing:
             if self._versions.get(policy.version) != policy:
                 if policy != BASE:
@@ -133,7 +130,7 @@ class VllmClient(Engine):
             self._newest = policy
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Unload versions at all servers once nothing of this client is in flight under them; see `Engine.retire`."""
+        """Unload versions at all servers once this client has no request in flight under them."""
         async with self._changing:
             kept = {*keep, self._newest.version}
             gone = [policy for version, policy in self._versions.items() if version < oldest and version not in kept]
@@ -142,19 +139,18 @@ class VllmClient(Engine):
             await self._drop(gone)
 
     async def stats(self) -> EngineStats:
-        """Counts of this client. Forward passes and preemptions are the servers', for whichever client they were."""
-        with suppress(CallFailed, EngineError):  # then the last known
+        """Counts of this client; forward passes and preemptions are those of the servers for all clients."""
+        with suppress(CallFailed, EngineError):  # keep the last known counts
             await asyncio.gather(*(server.count() for server in self._living))
         steps, preempted = (int(sum(each.counts[name] for each in self._servers)) for name in (STEPS, PREEMPTED))
         version = self._newest.version
         return EngineStats(policy_version=version, engine_steps=steps, preemptions=preempted, **self._counts)
 
     def events(self) -> dict[str, int]:
-        """Counts of failures since the start, by event name."""
         return {name: self._events[name] for name in EVENTS}
 
     async def close(self) -> None:
-        """Fail what is in flight and close the connections. The servers keep running, and keep their adapters."""
+        """Fail the requests in flight and close the connections. The servers and their adapters stay."""
         self.give_up(EngineLostError(f"engine '{self.name}' was closed"))
         for task in self._tasks:
             task.cancel()
@@ -168,19 +164,18 @@ class VllmClient(Engine):
 
     @property
     def _living(self) -> list[Server]:
-        """Servers that get work, in the order of the settings."""
+        """Servers that get requests, in the order of the settings."""
         return [server for server in self._servers if server.living]
 
     def _find(self, request: GenerationRequest) -> PolicyVersion:
-        """The version that must draw the request now."""
         if self._lost is not None:
             raise self._lost
-        found = self._newest if request.version is None else self._versions.get(request.version)
-        if found is None:
+        policy = self._newest if request.version is None else self._versions.get(request.version)
+        if policy is None:
             raise VersionGoneError(
                 f"version {request.version} of request '{request.request_id}' is not published: ask for {self._newest.version}"
             )
-        return found
+        return policy
 
     async def _draw(self, request: GenerationRequest) -> Generation:
         failed_on: list[Server] = []
@@ -201,7 +196,7 @@ class VllmClient(Engine):
 
     @staticmethod
     def _choose(living: list[Server], failed_on: Sequence[Server], position: str) -> Server:
-        """The server that the position prefers among those within AFFINITY_MARGIN of the least loaded."""
+        """The position's preferred server among those within AFFINITY_MARGIN of the least loaded."""
         able = [server for server in living if server not in failed_on] or living
         bound = min(len(server.calls) for server in able) + AFFINITY_MARGIN
         return max((server for server in able if len(server.calls) <= bound), key=lambda server: server.rank(position))
@@ -233,7 +228,7 @@ class VllmClient(Engine):
     # -- versions -------------------------------------------------------------------------------------------------------
 
     async def _load_everywhere(self, policy: PolicyVersion) -> None:
-        """Load a version at every living server. One that refuses what another accepts gets no more work."""
+        """Load a version at every living server; ejects one that refuses what another accepts."""
         refusals: dict[Server, DataError] = {}
         while outdated := [each for each in await self._await_living() if policy not in each.loaded and each not in refusals]:
             await asyncio.gather(*(self._load_or_eject(server, policy, refusals) for server in outdated))
@@ -271,7 +266,7 @@ class VllmClient(Engine):
     # -- servers that come and go ---------------------------------------------------------------------------------------
 
     async def _admit(self, server: Server) -> None:
-        """Check a server, load all versions there, and give it work; raises as `Server.check` and `Server.load`."""
+        """Check a server, load all versions there, and send it requests; raises as `Server.check` and `Server.load`."""
         await server.check()
         while missing := [each for each in self._versions.values() if each != BASE and each not in server.loaded]:
             await server.load(missing[0], is_zero=missing[0] in self._zero)
@@ -299,7 +294,7 @@ class VllmClient(Engine):
             await asyncio.sleep(2 * FIRST_LOOK_S)
 
     async def _attend(self, server: Server) -> None:
-        """Look at a server until the client is closed; admit one without work again, with growing delays."""
+        """Check a server until the client is closed; readmit an ejected one, with growing delays."""
         delay = FIRST_LOOK_S
         while True:
             await asyncio.sleep(self._times.look if server.living else delay)
@@ -325,14 +320,14 @@ class VllmClient(Engine):
                 self.give_up(EngineLostError(f"no vLLM server came back within {self._times.no_server:g} s ({reasons})"))
 
     def _blame(self, server: Server, error: CallFailed) -> None:
-        """Count a failed request, and give the server no more work if it is lost or failed too often."""
+        """Count a failed request, and eject the server if it is lost or failed too often."""
         self._events[error.event] += 1
         server.failures += 1
         if error.lost or server.failures >= 3:
             self._eject(server, str(error))
 
     def _eject(self, server: Server, reason: str) -> None:
-        """Give a server no more work until it is admitted again. What is in flight there is repeated elsewhere."""
+        """Send a server no more requests until it is readmitted. Other servers repeat its requests in flight."""
         if server.living:
             server.living, server.reason = False, reason
             self._say_ejected(server)
@@ -348,7 +343,7 @@ class VllmClient(Engine):
             self._last_living = time.monotonic()
 
     async def _await_living(self) -> list[Server]:
-        """The servers that get work, once there is one; raises EngineLostError if none comes back."""
+        """The living servers, once there is one; raises EngineLostError if none comes back."""
         while self._lost is None and not self._living:
             await self._any_living.wait()
         if self._lost is not None:

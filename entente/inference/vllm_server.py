@@ -1,8 +1,8 @@
-"""One vLLM server as its client sees it: calls over HTTP, the policy versions loaded there, and probes of what it draws.
+"""One vLLM server as its client sees it: HTTP calls, the policy versions loaded there, and probes of its sampling.
 
-A policy version is an adapter with a name of its own. A probe shows that the server draws under the mask, by the weights that the
-other servers have, and not by the base model's under an adapter's name. Every failure of HTTP becomes one of a few errors; the
-client decides what follows. The key is sent in a header only.
+A policy version is an adapter with a name of its own. A probe shows that the server samples under the mask, with the weights
+of the other servers, and not with the base model's under an adapter's name. Every HTTP failure becomes one of a few errors; the
+client decides how to react. The key is sent only in a header.
 """
 
 import asyncio
@@ -39,17 +39,17 @@ from entente.telemetry.errors import DataError, EngineError, InputError
 
 STEPS, PREEMPTED = "vllm:iteration_tokens_total_count", "vllm:num_preemptions_total"
 LARGE_BODY = 1 << 20
-"""Bytes above which a body is sent in parts, so that it does not block the event loop."""
+"""Bytes above which a body is sent in chunks, so that it does not block the event loop."""
 
 
 class CallFailed(Exception):
-    """A server failed one call; another one may answer it."""
+    """A call to a server failed; another server may answer it."""
 
     def __init__(self, reason: str, *, lost: bool = False, cure: str = "", event: str = "") -> None:
         """
         Args:
-            lost: the server can answer nothing before it is looked at again.
-            cure: what mends a server that fails so at the first look.
+            lost: the server cannot answer before it passes a check again.
+            cure: advice if the server fails so at the first check.
             event: name of the event that this counts as.
         """
         super().__init__(reason)
@@ -58,27 +58,25 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimes:
-    """How long a client waits, seconds. Tests wait less."""
+    """Timeouts of a client, seconds. Tests use shorter ones."""
 
     request: float = 300.0
     """For the answer to a request, which may wait in the server's queue."""
     look: float = 2.0
-    """Between two looks at a server."""
+    """Between two checks of a server."""
     heartbeat: float = 10.0
-    """For the answer to a look; after two without one the server gets no work until it recovers."""
+    """For the answer to a check; after two without one the server gets no requests until it recovers."""
     no_server: float = START_S
     """Without a living server until requests fail."""
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A request in flight at a server."""
-
     task: asyncio.Task[Generation]
     policy: PolicyVersion
-    """The version that draws it."""
+    """The version that samples it."""
     reason: Exception | None = None
-    """Why it was ended from here."""
+    """Why this client cancelled it."""
 
     def end(self, reason: Exception) -> None:
         """Cancel it; its waiter gets `reason`."""
@@ -87,21 +85,16 @@ class Call:
 
 
 class Server:
-    """A server's address and state, and the calls to it."""
-
     def __init__(
         self, url: str, model: Path, settings: InferenceSettings, times: ClientTimes, probes: dict[PolicyVersion, Generation]
     ) -> None:
-        """
-        Args:
-            model: folder of the base model.
-            probes: what the first server that was asked drew under each version; all servers of a client share it.
-        """
+        """`model`: folder of the base model; `probes`: samples of the first probed server by version, shared by all servers of
+        a client."""
         self.url = url.rstrip("/")
         self.name = self.url.partition("://")[2]
         self.living = False
         """It gets work: it passed all checks and has all versions."""
-        self.reason = "nobody has looked yet"
+        self.reason = "it was not checked yet"
         """Why it gets no work."""
         self.loaded: set[PolicyVersion] = set()
         self.calls: set[Call] = set()
@@ -119,7 +112,7 @@ class Server:
         self._session: aiohttp.ClientSession | None = None
 
     def open(self, key: str | None) -> None:
-        """Open connections that bear the key. Idle ones close here before a server closes them, after 5 s."""
+        """Open connections that send the key. Idle ones close here before a server closes them, after 5 s."""
         headers = {"authorization": f"Bearer {key}"} if key else {}
         connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=4)
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
@@ -130,14 +123,15 @@ class Server:
             await self._session.close()
 
     def rank(self, position: str) -> bytes:
-        """Preference of a position for this server (rendezvous hashing): the same in every process and for any other servers."""
+        """Preference of a position for this server (rendezvous hashing), equal in every process and independent of other
+        servers."""
         return hashlib.blake2b(f"{self.url}\0{position}".encode(), digest_size=8).digest()
 
     async def ask(self, request: GenerationRequest, policy: PolicyVersion) -> Generation:
         """The checked answer to a request under a version.
 
         Raises:
-            CallFailed: no answer, or one that must not become a row.
+            CallFailed: no answer, or an invalid one.
             EngineError: the server refused the request.
         """
         model, sent = adapter_name(policy, self._base), time.monotonic()
@@ -150,7 +144,7 @@ class Server:
             raise _rejected(str(error)) from error
 
     async def look(self) -> None:
-        """Ask whether it is well; raises CallFailed at the second look without an answer, or if nobody listens."""
+        """Health check; raises CallFailed at the second one without an answer, or if the connection is refused."""
         try:
             await self._call("GET", "/health", self._times.heartbeat)
             self._missed = 0
@@ -160,7 +154,7 @@ class Server:
                 raise
 
     async def count(self) -> None:
-        """Add what its metrics page says to `counts`; raises CallFailed if it cannot be read."""
+        """Add its metrics page to `counts`; raises CallFailed if it cannot be read."""
         page = await self._call("GET", "/metrics", self._times.heartbeat)
         for name in self.counts:
             try:
@@ -174,11 +168,11 @@ class Server:
     # -- checks and versions --------------------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """See whether a server that may be another process than before can serve this run.
+        """Check whether a server, which may have restarted, can serve this run.
 
         Raises:
             CallFailed: it is not ready.
-            InputError: it is no server for this run.
+            InputError: it is not a server for this run.
             DataError: it has other weights.
         """
         self.loaded.clear()
@@ -202,14 +196,12 @@ class Server:
         await self.count()
 
     async def load(self, policy: PolicyVersion, *, is_zero: bool) -> None:
-        """Load a version, and make sure that the server draws by it.
-
-        Args:
-            is_zero: the adapter changes nothing, so it may draw as the base model does.
+        """Load a version, and verify that the server samples from it. `is_zero`: the adapter changes nothing, so it may sample as
+        the base model does.
 
         Raises:
             CallFailed: the server failed.
-            DataError: the server refused it, or draws by other weights.
+            DataError: the server refused it, or samples with other weights.
         """
         name = adapter_name(policy, self._base)
         try:
@@ -232,11 +224,7 @@ class Server:
         self.loaded.add(policy)
 
     async def unload(self, policy: PolicyVersion) -> None:
-        """Unload a version.
-
-        Raises:
-            CallFailed, EngineError: the server failed.
-        """
+        """Raises CallFailed or EngineError if the server fails."""
         if policy not in self.loaded:
             return
         self.loaded.discard(policy)
@@ -248,7 +236,7 @@ class Server:
                 raise
 
     def _compare(self, policy: PolicyVersion, drawn: Generation) -> None:
-        """Raises DataError if a probe is not what the first server drew under this version."""
+        """Raises DataError if a probe differs from the first server's under this version."""
         if not same_weights(drawn, self._probes.setdefault(policy, drawn), self._tolerance):
             raise DataError(f"vLLM server {self.url} has other weights under {policy} than the server that was asked first")
 
@@ -269,10 +257,10 @@ class Server:
             raise CallFailed(f"its list of models cannot be read ({error!r})") from error
 
     async def _call(self, method: str, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
-        """Make one call. It is made again if a kept connection closes before a byte of answer: the server closes idle ones.
+        """Make one call; retry if a kept-alive connection closes before the first byte, because servers close idle ones.
 
         Raises:
-            CallFailed: no answer, or an answer that is not this server's.
+            CallFailed: no answer, or an answer from another server.
             EngineError: the server refused the call.
         """
         for last in (False, True):

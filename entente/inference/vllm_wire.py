@@ -1,9 +1,9 @@
-"""What a vLLM server reads and answers: bodies of requests, checks of answers, probes. Nothing here waits.
+"""The HTTP payloads of a vLLM server: request bodies, checks of answers, probes. Nothing here waits.
 
-A decision goes to `/inference/v1/generate`, which takes and gives token ids. Only the mask and the temperature change the
-distribution: our logits processor draws, by seed and temperature of the request, and leaves vLLM one token to take. A seed given
-to vLLM would cost a launch per request over the whole vocabulary. The forced tokens at the start of a completion are passed to
-vLLM as the end of the prompt.
+A decision goes to `/inference/v1/generate`, which takes and returns token ids. Only the mask and the temperature change the
+distribution: our logits processor samples with seed and temperature of the request, and leaves vLLM one token to take. A seed for
+vLLM itself would cost a kernel launch per request over the whole vocabulary. The forced tokens at the start of a completion are
+passed as the end of the prompt.
 """
 
 import json
@@ -19,28 +19,28 @@ from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError
 
 PROBE_TEMPERATURE = 2.0
-"""Warm enough that a probability of 1 at every position means that the log-probabilities are not ours."""
+"""High enough that a probability of 1 at every position shows that the log-probabilities are not ours."""
 SIDE_BY_SIDE, FLOAT32, ROUNDED = 1e-6, 1e-3, 0.1
-"""Largest differences of two probes that the same weights drew, nats: at one server in one batch, at two servers in float32, at
-two servers in a shorter format, where a token may also be another one."""
+"""Largest differences of two probes with the same weights, nats: at one server in one batch, at two servers in float32, at two
+servers in a shorter format, where tokens may differ too."""
 
 
 def adapter_name(policy: PolicyVersion, base: str) -> str:
-    """The name under which a server serves `policy`; `base`: its name of the base model. Other weights have another name."""
+    """The name under which a server serves `policy`, unique for its weights; `base`: its name of the base model."""
     return base if policy.adapter_hash == BASE_HASH else f"v{policy.version}-{policy.adapter_hash[:8]}"
 
 
 def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
     """The forced tokens at the start of every completion, and the node after them.
 
-    Empty with node 0 if the table begins with a thought, has no branching node or is not checked yet.
+    Empty with node 0 if the table starts with a thought, has no branching node or is not checked yet.
     """
     head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
     return ([], 0) if start == END else (head, start)
 
 
 def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
-    """The JSON of a request to the model or adapter named `model`; vLLM returns the log-probability of each drawn token."""
+    """JSON of a request to the model or adapter named `model`; vLLM returns the log-probability of each sampled token."""
     head, start = forced_prefix(request.table)
     sampling = {
         "temperature": 0.0,
@@ -48,7 +48,7 @@ def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
         "top_k": 0,
         "max_tokens": request.table.longest - len(head),
         "stop_token_ids": [eos_id],
-        # A thought may contain whatever else vLLM takes for an end of sequence.
+        # A thought may contain other ids that vLLM takes for an end of sequence.
         "ignore_eos": request.table.thought is not None,
         "logprobs": 0,
         "detokenize": False,
@@ -66,14 +66,14 @@ def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
 def read_answer(
     content: bytes, request: GenerationRequest, policy: PolicyVersion, *, model: str, worker: str, took_ms: float
 ) -> Generation:
-    """The answer to `request`, if the model or adapter named `model`, which is `policy`, drew it and it may become a row.
+    """The answer to `request`, if the model or adapter named `model`, which is `policy`, sampled it and it is a valid row.
 
     Args:
         worker: name of the server.
         took_ms: milliseconds from sending to the answer.
 
     Raises:
-        DataError: something else drew it, its tokens are not a complete path through the table, or a log-probability is
+        DataError: another model sampled it, its tokens are not a complete path through the table, or a log-probability is
             impossible.
     """
     try:
@@ -110,15 +110,13 @@ def read_answer(
 
 
 def _token_of(entry: dict[str, Any]) -> int:
-    """The token of a log-probability; vLLM 0.26 names it in its text only."""
+    """The token of a log-probability; vLLM 0.26 has it only in its text."""
     return entry["token_id"] if "token_id" in entry else int(entry["token"].removeprefix("token_id:"))
 
 
 def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: int = 2, first: int = 0) -> GenerationRequest:
-    """A request with `prompt` prompt ids, of which the first is `first`, and `tokens` completion tokens.
-
-    Each token but the last has three legal ids; the last is forced.
-    """
+    """A request with `prompt` prompt ids, of which the first is `first`, and `tokens` completion tokens: each but the last has
+    three legal ids; the last is forced."""
     others = [token for token in range(4) if token != eos_id][:3]
     nodes = tokens - 1
     table = LegalTable(
@@ -131,14 +129,14 @@ def throwaway_request(request_id: str, eos_id: int, *, prompt: int = 8, tokens: 
 
 
 def probe_request(eos_id: int, version: int) -> GenerationRequest:
-    """A request whose answer says whether a server has our processor and which weights it has. Each version has a prompt of its
-    own, so that no cached prefix makes two probes differ."""
+    """A request whose answer shows whether a server has our processor and which weights it has. Each version has its own
+    prompt, so that no cached prefix makes two probes differ."""
     request = throwaway_request(f"probe of version {version}", eos_id, tokens=12, first=version % 64)
     return replace(request, temperature=PROBE_TEMPERATURE)
 
 
 def same_weights(one: Generation, other: Generation, tolerance: float) -> bool:
-    """Whether the same weights may have drawn both answers to a probe."""
+    """Whether the same weights may have sampled both answers to a probe."""
     different = np.flatnonzero(one.token_ids != other.token_ids)
     if len(different) and tolerance < ROUNDED:
         return False
@@ -153,7 +151,7 @@ def read_counter(page: bytes, name: str) -> float:
 
 
 def error_message(content: bytes) -> str:
-    """The sentence of an answer that is none, or the start of its text."""
+    """The message of an error response, or the start of its text."""
     try:
         fields: Any = json.loads(content)
         return str((fields.get("error") or fields)["message"])[:500]
