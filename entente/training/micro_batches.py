@@ -112,10 +112,7 @@ class _Paths:
 
 def plan(batch: Batch, rows: Sequence[int] | np.ndarray, token_budget: int) -> tuple[MicroBatch, ...]:
     """Pack `rows` of `batch` into micro-batches of at most `token_budget` tokens; rows without a branching token are left out.
-
-    Raises:
-        ValueError: a sampled token is not in its own legal set.
-    """
+    Raises ValueError if a sampled token is not in its own legal set."""
     paths = _sorted_paths(batch, np.asarray(rows, np.int64))
     return tuple(_micro_batch(batch, paths.part(places)) for places in _bins(paths, token_budget))
 
@@ -323,7 +320,6 @@ def positions_of(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarr
 
 
 def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndarray) -> dict[str, np.ndarray]:
-    """The fields of a `MicroBatch` for these tokens."""
     thought = in_thought(batch, completion_index)
     first = batch.legal_offsets[completion_index]
     sizes = (batch.legal_offsets[completion_index + 1] - first)[~thought]

@@ -44,11 +44,7 @@ class Mismatch:
 
 def measure_mismatch(updater: Updater, batch: Batch, trainer: str, engine: str) -> Mismatch:
     """Compare stored behaviour log-probabilities with the policy's, computed as in training; `trainer` and `engine` are number
-    formats.
-
-    Raises:
-        TrainingError: the batch has no branching token.
-    """
+    formats. Raises TrainingError if the batch has no branching token."""
     index, logprobs = updater.evaluate(batch, range(len(batch.prompt_lens)))
     gap = np.abs(logprobs - batch.behaviour_logprobs[index])
     if not len(gap):

@@ -52,11 +52,8 @@ TOKEN_FIGURES = np.dtype(
 
 def advantages_of(returns: np.ndarray, groups: np.ndarray, settings: TrainingSettings) -> np.ndarray:
     """Advantages of a step's decisions, float32 [rows]: `leave_one_out`, divided by their root mean square over the step if
-    `settings.advantage_scale` is 'batch' (ScaleRL: Khatri et al. 2025, arXiv 2510.13786).
-
-    Raises:
-        ValueError: a group has only one member.
-    """
+    `settings.advantage_scale` is 'batch' (ScaleRL: Khatri et al. 2025, arXiv 2510.13786). Raises ValueError if a group has
+    only one member."""
     advantages = leave_one_out(returns, groups)
     if settings.advantage_scale == "batch" and (square := float(np.square(advantages).mean()) if len(advantages) else 0.0):
         advantages = advantages / np.sqrt(square)
@@ -101,7 +98,6 @@ class StepFigures:
     distil: float = 0.0
     """Distillation part of the loss, nats per branching token of the teacher; 0 without targets."""
     plan_s: float
-    """Seconds of planning the micro-batches."""
     forward_s: float
     """Seconds of the forwards, including the reference's, measured on the host."""
     backward_s: float
@@ -146,7 +142,6 @@ class Objective:
     """float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN: the current
     policy. None: use the behaviour policies."""
     lessons: LessonBatch | None = None
-    """The step's distillation targets."""
     taught: Sequence[int] = ()
     """The update's rows of `lessons`."""
     branching_tokens: int

@@ -31,7 +31,6 @@ _KEY_COST = 4
 
 class _CallCost(NamedTuple):
     pairs: int
-    """Cost of one call, in query-key pairs."""
     longest: int
     """Tokens of the longest range: a mask has them times their keys."""
 

@@ -125,7 +125,6 @@ class Policy:
             )
 
     def reference(self, micro: MicroBatch) -> Reference:
-        """The base model's results on a micro-batch, without gradient."""
         with torch.no_grad(), self.model.disable_adapter(), self._autocast():
             return reference_of(self.model.base_model.model, micro)
 
@@ -178,11 +177,8 @@ class Policy:
         file.write_text(json.dumps(config, indent=2, sort_keys=True))
 
     def load_adapter(self, folder: Path) -> None:
-        """Load the weights that `save_adapter` wrote.
-
-        Raises:
-            DataError: a file is damaged, or its weights do not fit this adapter; nothing changes.
-        """
+        """Load the weights that `save_adapter` wrote. Raises DataError if a file is damaged, or its weights do not fit this
+        adapter; nothing changes."""
         file = folder / "adapter_model.safetensors"
         try:
             weights = load_file(file)

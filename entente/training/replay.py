@@ -52,8 +52,6 @@ EXACT = Tolerance(loss=0.0, gradient_norm=0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first difference between a replay and the record."""
-
     step: int
     what: str
     recorded: str | float
@@ -72,8 +70,6 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """The result of replaying a step."""
-
     step: int
     start: int
     """Step of the checkpoint from which the replay started; 0: the first weights."""
@@ -82,9 +78,7 @@ class Replay:
     replayed: Outcome | None
     """None if an earlier step differed, so that the step was not repeated."""
     difference: Difference | None
-    """The first difference; None if there is none."""
     torch: str = torch.__version__
-    """Version of torch in the replay."""
 
 
 class _Replayer:
@@ -239,11 +233,8 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
 def _update_differs(
     step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance, cut_alike: bool
 ) -> Difference | None:
-    """The first difference of an update, in the order of computation.
-
-    Args:
-        cut_alike: the same number of processes computed both, so the micro-batches are the same.
-    """
+    """The first difference of an update, in the order of computation. `cut_alike`: the same number of processes computed both,
+    so the micro-batches are the same."""
     if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
         then, now = len(recorded.micro_batches), len(again.micro_batches)
         return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)

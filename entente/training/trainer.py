@@ -93,7 +93,7 @@ class Trainer:
         if state is not None:
             if state.settings_hash != self._settings_hash:
                 raise InputError(
-                    f"checkpoint '{paths.checkpoint(state.step)}' was made under other training settings than these: "
+                    f"checkpoint '{paths.checkpoint(state.step)}' was made under other training settings than the current ones: "
                     f"resume with the run's own settings, or start another run from it with --init-from {paths.root.name}:"
                     f"{state.step}"
                 )
@@ -101,7 +101,6 @@ class Trainer:
         self._to_repeat = [step for step in recorded_steps(paths) if step > self.step_done]
 
     def _restore(self) -> Checkpoint | None:
-        """Load the newest intact checkpoint, and set damaged ones aside."""
         for step in reversed(checkpoint_steps(self._paths)):
             try:
                 state = load_checkpoint(self._paths, step, self._policy, self._updater.optimiser)
@@ -130,10 +129,7 @@ class Trainer:
 
     def measure_mismatch(self) -> dict[str, float]:
         """Compare stored behaviour logprobs with this policy's, on the newest rows that its version sampled; returns metrics.
-
-        Raises:
-            TrainingError: there are no such rows, or the difference exceeds its limits.
-        """
+        Raises TrainingError if there are no such rows, or the difference exceeds its limits."""
         self._index.refresh()
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
@@ -229,7 +225,6 @@ class Trainer:
                 logger.warning("step %d selects rows again: %s", step, error)
 
     def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
-        """Choose and gather targets, like rows."""
         while query is not None:
             chosen = self._shelf.choose(query)
             try:

@@ -64,11 +64,8 @@ class Updater:
         return rate
 
     def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[StepFigures]:
-        """Compute the step's updates one by one, each on its minibatch of advantage groups and distillation targets.
-
-        Raises:
-            TrainingError: three updates in a row were not finite.
-        """
+        """Compute the step's updates one by one, each on its minibatch of advantage groups and distillation targets. Raises
+        TrainingError if three updates in a row were not finite."""
         advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
         parts = self._settings.updates_per_step
         cut = zip(share_rows(batch, parts), share_rows(lessons and lessons.batch, parts), strict=True)
@@ -150,15 +147,11 @@ class Updater:
         return [*cut, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
 
     def gradient(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
-        """Compute the gradient of some rows of an update and of its targets into the parameters."""
         return self.within_memory(lambda: self._forward_and_backward(objective, rows, taught))
 
     def within_memory(self, compute: Callable[[], Result]) -> Result:
-        """Call `compute`; if memory runs out, halve `tokens` and call it again.
-
-        Raises:
-            TrainingError: the smallest micro-batch does not fit into memory.
-        """
+        """Call `compute`; if memory runs out, halve `tokens` and call it again. Raises TrainingError if the smallest
+        micro-batch does not fit into memory."""
         while True:
             try:
                 return compute()

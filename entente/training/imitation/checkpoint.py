@@ -32,7 +32,6 @@ class CurvePoint:
     """One point of the learning curve; the last fields as in `HeldOutFigures`."""
 
     step: int
-    """Steps done."""
     tokens: int
     """Unique tokens trained on so far."""
     loss: float | None
@@ -47,7 +46,6 @@ class ImitationState:
     """What a resumed imitation needs besides tensors. Every step changes it."""
 
     step: int = 0
-    """Steps done."""
     tokens: int = 0
     """Unique tokens trained on so far."""
     losses: list[float] = field(default_factory=list)

@@ -83,7 +83,6 @@ def _network(folder: Path, settings: ImitationSettings) -> Qwen3ForCausalLM:
 
 
 def _texts(settings: ImitationSettings, positions: Positions) -> Iterator[str]:
-    """Prompts with answers, for the tokenizer."""
     prompts = settings.prompts
     for number in islice(positions.spread(held_out=False), _TOKENIZER_POSITIONS):
         board, orders = positions.board(number)
@@ -96,8 +95,6 @@ def _texts(settings: ImitationSettings, positions: Positions) -> Iterator[str]:
 
 
 class Imitation:
-    """One imitation: model (in training mode), optimiser, data and state."""
-
     def __init__(self, folder: Path, settings: ImitationSettings, positions: Positions) -> None:
         self.settings, self.positions = settings, positions
         codec = Codec(folder)

@@ -22,8 +22,6 @@ from entente.training.settings import CPU_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutFigures:
-    """How well the model predicts a teacher's orders in held-out games."""
-
     completion_loss: float
     """Cross-entropy over the whole vocabulary, nats per completion token."""
     order_loss: float

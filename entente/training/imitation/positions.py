@@ -57,7 +57,6 @@ class Positions:
         return board, json.loads(table["orders"][row].as_py())
 
     def of_step(self, step: int, count: int, seed: int) -> list[int]:
-        """Numbers of the `count` positions of step `step`, counted from 0."""
         size = len(self.training)
         return [int(self._epoch(seed, at // size)[at % size]) for at in range(step * count, (step + 1) * count)]
 

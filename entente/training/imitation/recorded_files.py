@@ -39,14 +39,9 @@ def content_hash(files: Sequence[Path]) -> tuple[str, int]:
 
 
 def read_values(files: Sequence[Path], on_bytes: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
-    """The JSON values in the files, each with the name of its place; a `ValueError` stands for invalid JSON.
-
-    Args:
-        on_bytes: called after each value with the bytes read so far, over all files.
-
-    Raises:
-        InputError: a file cannot be read, or is compressed.
-    """
+    """The JSON values in the files, each with the name of its place; a `ValueError` stands for invalid JSON. `on_bytes`:
+    called after each value with the bytes read so far, over all files. Raises InputError if a file cannot be read, or is
+    compressed."""
     before = 0
     for file in files:
         with _open(file) as stream:

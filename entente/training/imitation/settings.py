@@ -55,7 +55,6 @@ class ImitationSettings(Settings):
 
     @property
     def rates(self) -> TrainingSettings:
-        """The learning rate's schedule, which `TrainingSettings.rate_at` computes."""
         return TrainingSettings(
             learning_rate=self.rate,
             rate_schedule=self.schedule if self.steps > self.warm_up_steps else "constant",

@@ -71,11 +71,8 @@ def scripted_game(number: int, settings: ImitationSettings, search: Search | Non
 
 
 def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
-    """The rows of a game, without the results of the orders; `teacher` names the teacher in messages.
-
-    Raises:
-        InputError: an order set is not legal.
-    """
+    """The rows of a game, without the results of the orders; `teacher` names the teacher in messages. Raises InputError if an
+    order set is not legal."""
     rows = []
     for ply, (board, orders) in enumerate(game):
         legal = board.legal_orders()
@@ -102,11 +99,8 @@ def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
 
 
 def make_games(root: Path, settings: ImitationSettings, processes: int, report: OnProgress, search: Search | None = None) -> Path:
-    """The folder under `root` with the games of `settings`, after playing missing ones or reading the recorded files.
-
-    Raises:
-        InputError: a teacher ordered illegally, or a recorded file cannot be used; nothing of it is kept.
-    """
+    """The folder under `root` with the games of `settings`, after playing missing ones or reading the recorded files. Raises
+    InputError if a teacher ordered illegally, or a recorded file cannot be used; nothing of it is kept."""
     if settings.recorded:
         return _import_games(root, settings, report)
     search = search if settings.searches else None

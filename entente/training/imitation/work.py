@@ -21,7 +21,6 @@ class WorkFolder:
     root: Path
     """Work in progress, beside the models; removed when the model is published."""
     final: Path
-    """The finished model."""
 
 
 def work_folder(models: Path, name: str) -> WorkFolder:
@@ -48,7 +47,6 @@ def check_new(work: WorkFolder) -> None:
 
 
 def is_begun(work: WorkFolder) -> bool:
-    """True if a model was started and is not finished."""
     return (work.root / _SETTINGS).is_file()
 
 
