@@ -17,11 +17,8 @@ from storage.runs import ADAPTER_NAME, RunPaths, numbers_in
 
 
 def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVersion:
-    """Publish the adapter files from `source_dir` as `version`, after setting a damaged adapter of that version aside.
-
-    Raises:
-        DataError: a file is missing, or the version is published with other weights.
-    """
+    """Publish the adapter files from `source_dir` as `version`, after setting a damaged adapter of that version aside. Raises
+    DataError if a file is missing, or the version is published with other weights."""
     final = paths.adapter(version)
     if final.exists():
         try:

@@ -33,7 +33,6 @@ _PLAIN = _FLOATS | {
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Named queries; the first line of each says what it answers."""
 _NEAR = re.compile(r'^(?:Did you mean |Candidate bindings: :? ?)("[^"\n]+")', re.MULTILINE)
-"""DuckDB's suggestion of a name."""
 _READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
 GIB = 2**30
@@ -109,7 +108,6 @@ def ask(
 
 
 def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.DuckDBPyRelation:
-    """One query as a lazy relation."""
     try:
         statements = connection.extract_statements(question)
         if len(statements) != 1 or statements[0].type not in _READ_ONLY:

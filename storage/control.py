@@ -69,7 +69,6 @@ class ControlDesk:
         self._lock = threading.Lock()
 
     def serve(self, policy: PolicyVersion) -> None:
-        """Publish this version as the one to play."""
         control = Control(
             version=policy.version,
             adapter_hash=policy.adapter_hash,
@@ -84,7 +83,6 @@ class ControlDesk:
 
 @cache
 def program_marks() -> tuple[str, ...]:
-    """In a fixed order."""
     sources = (f"package {name}={_source_hash(name)}" for name in _PACKAGES)
     return f"schema of rows={SCHEMA_VERSION}", f"package diplomacy={package_version('diplomacy')}", *sources
 

@@ -60,7 +60,6 @@ def _link_if_free(temp: Path, final: Path) -> bool:
 
 
 def _rename_if_free(temp: Path, final: Path) -> bool:
-    """Rename under a lock of the name, on file systems without hard links."""
     lock = final.with_name(f".{final.name}.lock")
     with held(lock, wait_s=_LINK_S) as mine:
         if not mine:

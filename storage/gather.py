@@ -57,7 +57,6 @@ class MappedShards:
         return self._mapped[name]
 
     def keep(self, name: str, file: MappedFile) -> None:
-        """Add a shard that was just verified."""
         self._mapped[name] = file
         while len(self._mapped) > self._bound:
             self._mapped.popitem(last=False)
@@ -100,11 +99,8 @@ class Batch:
 
 
 def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
-    """The batch of `rows`, from a selection or a ledger; `open_shard` maps a shard by name and verifies it.
-
-    Raises:
-        ShardDamaged: a row differs from the published or the selected one.
-    """
+    """The batch of `rows`, from a selection or a ledger; `open_shard` maps a shard by name and verifies it. Raises
+    ShardDamaged if a row differs from the published or the selected one."""
     chosen = _Chosen(rows, open_shard)
     checksums = chosen.single("checksum", np.uint32)
     foreign = np.flatnonzero(checksums != as_array(rows["checksum"]).to_numpy())
@@ -137,7 +133,6 @@ class _Chosen:
     """Chosen rows in order, in as few runs as possible: shard, first row, and end (exclusive)."""
 
     def __init__(self, rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> None:
-        """Open the shards, and check that each is unchanged and has the rows."""
         names = rows["shard"].to_pylist()
         self._tables = {name: verified(name, open_shard(name)) for name in dict.fromkeys(names)}
         self._runs: list[tuple[str, int, int]] = []
@@ -151,7 +146,6 @@ class _Chosen:
                 self._runs.append((name, row, row + 1))
 
     def single(self, column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
-        """[R] a scalar column."""
         values = {name: as_array(table[column]).to_numpy() for name, table in self._tables.items()}
         return join([values[name][first:after] for name, first, after in self._runs], kind)
 

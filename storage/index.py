@@ -200,7 +200,6 @@ class Index:
 
     @property
     def refused(self) -> list[tuple[str, str]]:
-        """Shards that were set aside, each with the reason."""
         return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
 
     def _drop(self, names: list[str]) -> None:
@@ -303,11 +302,8 @@ class Index:
         return rows.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
     def gather(self, rows: pa.Table) -> Batch:
-        """Verified arrays of the rows of a selection or of a recorded step, also of shards that are not held.
-
-        Raises:
-            ShardDamaged: a row is damaged. Its shard is set aside, so a new selection does not use it.
-        """
+        """Verified arrays of the rows of a selection or of a recorded step, also of shards that are not held. Raises
+        ShardDamaged if a row is damaged. Its shard is set aside, so a new selection does not use it."""
         try:
             return gather(rows, self._mapped.get)
         except ShardDamaged as error:
@@ -328,7 +324,6 @@ def _recorded(step: int, rows: pa.Table) -> pa.Table:
 
 
 def open_index(paths: RunPaths, storage: StorageSettings | None = None, **how: Any) -> Index:
-    """A refreshed index; arguments as for `Index`."""
     index = Index(paths, storage, **how)
     index.refresh()
     return index

@@ -32,8 +32,6 @@ class LeagueMember(BaseModel):
 
 
 class LeagueStep(BaseModel):
-    """The league of one producer's start groups of one step."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: int
@@ -56,7 +54,6 @@ def read_league(paths: RunPaths, producer: str, step: int) -> LeagueStep | None:
 
 
 def newest_league(paths: RunPaths) -> LeagueStep | None:
-    """The league of the training flow's newest step; None if the run has none."""
     steps = [int(Path(name).stem) for name in names_in(paths.league / LOCAL_PRODUCER) if Path(name).stem.isdecimal()]
     return read_league(paths, LOCAL_PRODUCER, max(steps)) if steps else None
 

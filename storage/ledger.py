@@ -87,7 +87,6 @@ def read_ledger_file(path: Path) -> pa.Table:
 
 
 def recorded_steps(paths: RunPaths) -> list[int]:
-    """Ascending."""
     return numbers_in(names_in(paths.ledger), STEP_NAME)
 
 
@@ -97,7 +96,6 @@ def ledgers_after(paths: RunPaths, step: int) -> Iterator[pa.Table]:
 
 
 def last_step(paths: RunPaths) -> int:
-    """The newest recorded step; 0 without one."""
     return max(recorded_steps(paths), default=0)
 
 
@@ -111,8 +109,6 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligible:
-    """How much a step could train on."""
-
     start_groups: int
     """Start groups with an eligible advantage group."""
     advantage_groups: int
@@ -141,11 +137,8 @@ def ledgers_to_copy(paths: RunPaths, step: int, storage: StorageSettings) -> lis
 
 
 def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
-    """Check that no step of a resumed run could train again on the rows of a lost or damaged ledger.
-
-    Raises:
-        DataError: it could, and no checkpoint has a copy of the ledger.
-    """
+    """Check that no step of a resumed run could train again on the rows of a lost or damaged ledger. Raises DataError if it
+    could, and no checkpoint has a copy of the ledger."""
     done, faults = _faults(paths)
     for step, (path, why) in faults.items():
         if _first_in_reach(done, storage) <= step <= done and _copy_of(paths, path) is None:
@@ -196,7 +189,6 @@ def _faults(paths: RunPaths) -> tuple[int, Mapping[int, tuple[Path, str]]]:
 
 
 def _copy_of(paths: RunPaths, ledger: Path) -> Path | None:
-    """An intact copy of a ledger in the newest checkpoint that has one."""
     for step in reversed(checkpoint_steps(paths)):
         copy = paths.checkpoint(step) / ledger.name
         if copy.exists():

@@ -28,8 +28,6 @@ MAX_FILES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonQuery:
-    """The distillation targets that a step requests."""
-
     round: str
     """Name of the round, a folder below `lessons/`."""
     count: int
@@ -49,7 +47,6 @@ class LessonBatch:
 
 
 def lesson_uses(paths: RunPaths) -> Counter[int]:
-    """Steps that used each target, by lesson id."""
     return Counter(lesson.lesson_id for ledger in ledgers_after(paths, 0) for lesson in recorded_lessons(ledger))
 
 
@@ -84,7 +81,6 @@ class LessonShelf:
     """
 
     def __init__(self, paths: RunPaths, seed: int) -> None:
-        """`seed`: seed of the selection."""
         self.refused: list[str] = []
         self._paths, self._seed = paths, seed
         self._files = MappedShards(paths.lessons, LESSON_SCHEMA, bound=MAX_FILES)
@@ -95,7 +91,6 @@ class LessonShelf:
         return choose_lessons(self._known(query.round), self._counted(), query, self._seed)
 
     def left(self, query: LessonQuery) -> int:
-        """Remaining uses of the round's targets."""
         uses = self._counted()
         return sum(max(0, query.max_uses - uses[lesson.lesson_id]) for lesson in self._known(query.round))
 
@@ -104,11 +99,8 @@ class LessonShelf:
         self._counted().update(lesson.lesson_id for lesson in lessons)
 
     def gather(self, lessons: Sequence[LessonRef]) -> LessonBatch:
-        """Verified arrays in this order.
-
-        Raises:
-            ShardDamaged: a target is missing, damaged or not the selected one. A damaged file is set aside.
-        """
+        """Verified arrays in this order. Raises ShardDamaged if a target is missing, damaged or not the selected one. A
+        damaged file is set aside."""
         files = {shard: self._open(shard, again=True) for shard in dict.fromkeys(lesson.shard for lesson in lessons)}
         for lesson in lessons:
             sums = files[lesson.shard].sums

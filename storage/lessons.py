@@ -27,8 +27,6 @@ _SUM_ERROR = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class LessonRef:
-    """A distillation target as a ledger names it."""
-
     shard: str
     """File below `lessons/`."""
     row: int
@@ -43,11 +41,8 @@ def lesson_path(paths: RunPaths, round_name: str, first: int) -> Path:
 def publish_lessons(
     paths: RunPaths, round_name: str, first: int, lessons: Sequence[Lesson], provenance: Mapping[str, str]
 ) -> bool:
-    """Publish targets under the number of their first position; False, without a change, if that file exists.
-
-    Raises:
-        DataError: a target breaks a rule, such as an answer that its legal table lacks. Nothing is written.
-    """
+    """Publish targets under the number of their first position; False, without a change, if that file exists. Raises DataError
+    if a target breaks a rule, such as an answer that its legal table lacks. Nothing is written."""
     for lesson in lessons:
         if fault := _fault(lesson):
             raise DataError(

@@ -22,14 +22,8 @@ _REACHED = Path(__file__).with_name("reached.sql").read_text()
 
 
 def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: Collection[str]) -> list[Snapshot]:
-    """Positions that the forks of the `producer`'s start groups below `before` reached, newest groups first.
-
-    Args:
-        held_out: ids of the evaluation snapshots.
-
-    Raises:
-        DataError: a position does not match the snapshot id of its row.
-    """
+    """Positions that the forks of the `producer`'s start groups below `before` reached, newest groups first. `held_out`: ids
+    of the evaluation snapshots. Raises DataError if a position does not match the snapshot id of its row."""
     index = open_index(paths, only=_recent_shards(paths, producer, before))
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}

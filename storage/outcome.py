@@ -54,7 +54,6 @@ class Outcome:
 
     @property
     def micro_batches(self) -> list[list[float]]:
-        """Losses by update and micro-batch."""
         return [list(update.micro_batches) for update in self.updates]
 
 
@@ -63,7 +62,6 @@ def outcome_path(paths: RunPaths, step: int) -> Path:
 
 
 def write_outcome(paths: RunPaths, step: int, outcome: Outcome) -> None:
-    """Record the outcome of `step` unless it is recorded already."""
     path = outcome_path(paths, step)
     if not path.exists():
         record = {"step": step, **asdict(outcome)}

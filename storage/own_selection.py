@@ -13,11 +13,8 @@ from entente.telemetry.errors import InputError
 
 
 def ask_for_start_groups(connection: duckdb.DuckDBPyConnection, selection: str) -> pa.Table:
-    """Rows of the view `wanted`: the candidates that the SQL returns, and their place in its order, from 1.
-
-    Raises:
-        InputError: the SQL fails, or returns other columns, a row that is not a candidate, or a candidate twice.
-    """
+    """Rows of the view `wanted`: the candidates that the SQL returns, and their place in its order, from 1. Raises InputError
+    if the SQL fails, or returns other columns, a row that is not a candidate, or a candidate twice."""
     candidates = connection.sql("FROM candidates").to_arrow_table()
     try:
         answer = connection.sql(selection)

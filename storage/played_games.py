@@ -26,8 +26,6 @@ _Player = Annotated[str, Field(max_length=256)]
 
 
 class SavedProposal(BaseModel):
-    """An order set that a search tried."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     orders: tuple[_Text, ...]

@@ -6,8 +6,8 @@ reader sees half of it. Ledgers, scores, metrics and settings always stay, and i
 adapters.
 
 No shard is removed while the run's shards fit `retention.shards_gb`. Beyond that the oldest go first, if all their rows exceed
-the staleness budget and no ledger names them of a step that may be replayed or repeated. A shard goes before its phases' file: a
-reader that has it mapped keeps it, and a call that is killed between the two leaves a file without a shard, which the next call
+the staleness budget and no ledger of a step that may be replayed or repeated names them. A shard goes before its plies file: a
+reader that has it mapped keeps it, and a call that is killed between the two leaves plies without a shard, which the next call
 removes.
 """
 
@@ -70,17 +70,12 @@ class RetentionSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionFacts:
-    """The facts about one run that the rule uses."""
-
     adapters: frozenset[int]
-    """Published versions."""
     checkpoints: frozenset[int]
     replayed: frozenset[int]
     """Versions in the ledgers of steps that a resumed run may repeat: those after the oldest kept checkpoint."""
     scored: frozenset[int]
-    """Versions with a score."""
     league: frozenset[int] = frozenset()
-    """Versions that may be in the league."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +99,8 @@ def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> froz
 
 
 def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
-    """The facts of a run that keeps the checkpoints `kept`.
-
-    Raises:
-        DataError: a ledger or score cannot be read, so it is unknown what is needed.
-    """
+    """The facts of a run that keeps the checkpoints `kept`. Raises DataError if a ledger or score cannot be read, so it is
+    unknown what is needed."""
     oldest = min(kept, default=0)
     scores = (paths.scores, paths.scores / "track")
     published = frozenset(published_versions(paths))
@@ -194,7 +186,6 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:
-    """Folders of a run in which Entente writes temporary names."""
     inner = [paths.adapters, paths.checkpoints, paths.scores, paths.improve, paths.ledger]
     outer = [paths.shards, paths.lessons]
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
@@ -237,7 +228,6 @@ class RunAge:
     """How far a run has come, which decides the age of its rows."""
 
     policy_version: int
-    """The trainer's version."""
     oldest_checkpoint: int
     """Step of the oldest checkpoint from which the run may resume."""
     max_policy_lag: int
@@ -292,7 +282,7 @@ def retire(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: Re
 
 
 def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
-    """Each shard's name and files: the shard itself first, if present, then its phases' file."""
+    """Each shard's name and files: the shard itself first, if present, then its plies file."""
     for producer in folders_in(paths.shards):
         by_stem: dict[str, list[str]] = {}
         for name in sorted(names_in(paths.shards / producer), key=lambda name: (not SHARD_NAME.fullmatch(name), name)):
@@ -305,7 +295,7 @@ def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
 
 
 def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Removable]:
-    """Old files of phases without a shard. New ones may belong to a shard that is being published."""
+    """Old plies files without a shard. New ones may belong to a shard that is being published."""
     without = [some for name, some in files.items() if not name.endswith(some[0].path.name)]
     return [
         replace(file, why="plies without a shard")

@@ -65,11 +65,8 @@ def reward_of(name: str) -> Reward:
 
 
 def check_blend(weights: Mapping[str, float]) -> None:
-    """Check that every name in a blend is a reward component, and try those of user packages.
-
-    Raises:
-        InputError: a name is unknown, or its component cannot be used.
-    """
+    """Check that every name in a blend is a reward component, and try those of user packages. Raises InputError if a name is
+    unknown, or its component cannot be used."""
     for name in weights:
         try:
             reward_of(name.removeprefix(FINAL))
@@ -88,7 +85,6 @@ def decision_facts(decisions: pa.Table, shard: str, weights: Mapping[str, float]
 
 
 def ply_facts(plies: pa.Table, shard: str) -> pa.Table:
-    """One row per phase of a shard."""
     return pa.table({**_places(shard, plies), **{name: plies[name] for name in _PLY_FACTS}})
 
 

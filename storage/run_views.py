@@ -74,8 +74,6 @@ def _texts(text_of: TokenText) -> Callable[[pa.Array], pa.Array]:
 
 
 def _thoughts(read: ReadThought) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
-    """A function from a column of thoughts' tokens to texts and ends."""
-
     def thoughts(tokens: pa.Array | pa.ChunkedArray) -> pa.Array:
         values = [read(ids) for ids in tokens.to_pylist()]
         return pa.array([one and {"text": one[0], "by_force": one[1]} for one in values], _THOUGHT_ARROW)
@@ -84,7 +82,6 @@ def _thoughts(read: ReadThought) -> Callable[[pa.Array | pa.ChunkedArray], pa.Ar
 
 
 def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
-    """These columns of all shards as one table, without a copy."""
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
 

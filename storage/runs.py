@@ -23,8 +23,6 @@ CHECKPOINT_MANIFEST = "manifest.json"
 
 
 class _Below:
-    """A file or folder below the run's folder."""
-
     def __init__(self, place: str) -> None:
         self._place = place
 
@@ -68,14 +66,12 @@ class RunPaths:
         return self.checkpoints / f"step_{step:06d}"
 
     def create(self) -> "RunPaths":
-        """Create the missing folders, and return these paths."""
         for folder in (self.shards, self.ledger, self.adapters, self.checkpoints, self.scores):
             make_directory(folder)
         return self
 
 
 def numbers_in(names: Iterable[str], pattern: re.Pattern[str]) -> list[int]:
-    """Ascending."""
     return sorted({int(match[1]) for name in names if (match := pattern.fullmatch(name))})
 
 
@@ -122,7 +118,6 @@ def check_runs_root(folder: Path, run: str = "") -> None:
 
 
 def run_names(runs_root: Path) -> list[str]:
-    """Sorted names of the folders in `runs_root` that may be runs."""
     return [name for name in folders_in(runs_root) if not name.startswith("_")]
 
 
@@ -141,11 +136,8 @@ def last_written(paths: RunPaths) -> float:
 
 
 def resolve_run(runs_root: Path, run: str) -> str:
-    """The name of a run: `run` itself, or for 'latest' the readable run in `runs_root` that wrote last.
-
-    Raises:
-        InputError: there is no run, a folder is named 'latest', or `run` cannot name a folder.
-    """
+    """The name of a run: `run` itself, or for 'latest' the readable run in `runs_root` that wrote last. Raises InputError if
+    there is no run, a folder is named 'latest', or `run` cannot name a folder."""
     if run != LATEST:
         return check_name(run, "run")
     runs = runs_in(runs_root)

@@ -43,13 +43,10 @@ NO_ROWS = -1
 class Shard:
     path: Path
     plies_path: Path
-    """File of the plies of the same forks."""
     producer: str
     """Producer, which also names the shard's folder."""
     first_start_group: int
-    """The number in the file name."""
     next_start_group: int
-    """The number in the file name of the producer's next shard."""
     start_groups: tuple[int, ...]
     """Start groups that have rows in it, ascending."""
     oldest_version: int
@@ -80,7 +77,6 @@ def readable_shards(paths: RunPaths) -> Iterator[tuple[str, Shard]]:
 
 
 def shard_path(paths: RunPaths, producer: str, first_start_group: int) -> Path:
-    """Path of the producer's shard that starts with this start group."""
     return paths.shards / check_name(producer, "The producer") / f"{first_start_group:06d}.arrow"
 
 
@@ -187,16 +183,12 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
 
 
 def open_shard(path: Path) -> pa.Table:
-    """The verified, mapped decisions of a shard."""
     return map_arrow(path, DECISION_SCHEMA).table
 
 
 def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
-    """Map the plies of the shard at `path`; `decisions`: its decisions, if already open.
-
-    Raises:
-        DataError: decisions or plies are damaged, or do not belong together.
-    """
+    """Map the plies of the shard at `path`; `decisions`: its decisions, if already open. Raises DataError if decisions or
+    plies are damaged, or do not belong together."""
     shard = describe_shard(path, open_shard(path) if decisions is None else decisions)
     plies = map_arrow(shard.plies_path, PLY_SCHEMA).table
     if shard.plies_path.name != _plies_name(path, int(metadata_of(plies)["content_crc32"])):
@@ -209,11 +201,8 @@ def _plies_name(shard: Path, crc: int) -> str:
 
 
 def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bool = True) -> Shard:
-    """Description from the metadata of a shard. Without its opened decisions no row is read, so rows may be damaged.
-
-    Raises:
-        DataError: the metadata are damaged.
-    """
+    """Description from the metadata of a shard. Without its opened decisions no row is read, so rows may be damaged. Raises
+    DataError if the metadata are damaged."""
     metadata = read_metadata(path) if decisions is None else metadata_of(decisions)
     numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
     if missing := [name for name in ("start_groups", "plies", *numbers) if name not in metadata]:
