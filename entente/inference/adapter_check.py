@@ -55,11 +55,8 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
-    """Check the adapter against its hash, the base model in the folder `base`, and slots of rank `max_rank`.
-
-    Raises:
-        DataError: the adapter cannot be served.
-    """
+    """Check the adapter against its hash, the base model in the folder `base`, and slots of rank `max_rank`. Raises DataError
+    if the adapter cannot be served."""
     folder = policy.folder
     try:
         architecture = read_architecture(base)
@@ -84,7 +81,6 @@ def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFa
 
 
 def _read_config(file: Path, content: bytes) -> tuple[int, float]:
-    """Rank and scale of a plain LoRA adapter."""
     try:
         config = json.loads(content)
     except (ValueError, RecursionError) as error:

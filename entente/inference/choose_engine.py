@@ -17,7 +17,7 @@ from entente.inference.supervisor import EngineSupervisor
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 
-_PLACES = {"vllm": "a server of vLLM draws, which this process starts", "torch": "torch draws in this process"}
+_PLACES = {"vllm": "vLLM samples in a server that this process starts", "torch": "torch samples in this process"}
 
 
 def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], str]:
@@ -27,7 +27,7 @@ def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], 
     if kind == "vllm" and build is None:
         raise InputError(
             "inference.engine is 'vllm' but no vLLM is installed: install it (`make setup-vllm` on a CPU, the extra `gpu` "
-            "on a card), or set inference.engine to 'auto', which then takes the torch engine"
+            "on a card), or set inference.engine to 'auto', which then selects the torch engine"
         )
     if settings.engine != "auto":
         why = "inference.engine says so"
@@ -40,10 +40,7 @@ def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:
     """The engine for the model in the folder `model`, not started, without a supervisor; `log`: log file of vLLM's server.
-
-    Raises:
-        InputError: the settings name vLLM and vLLM is not installed.
-    """
+    Raises InputError if the settings name vLLM and vLLM is not installed."""
     kind, _ = engine_here(settings)
     if kind == "vllm":
         from entente.inference.served_vllm import ServedVllm

@@ -28,9 +28,7 @@ class EngineStats:
     forced_tokens: int = 0
     """Completion tokens with a single legal id."""
     preemptions: int = 0
-    """Requests preempted because the key-value cache was full."""
     running: int = 0
-    """Requests in flight now."""
     policy_version: int = BASE_VERSION
 
 

@@ -56,21 +56,15 @@ def computes_on_card(settings: InferenceSettings) -> bool:
 
 
 def engine_cards(settings: InferenceSettings) -> tuple[Card, ...]:
-    """The GPUs that an engine of these settings uses on this machine; () on the CPU or without an engine here.
-
-    Raises:
-        InputError: the settings name GPUs that do not exist.
-    """
+    """The GPUs that an engine of these settings uses on this machine; () on the CPU or without an engine here. Raises
+    InputError if the settings name GPUs that do not exist."""
     cards = usable_cards(settings, on_card=computes_on_card(settings))
     return plan_cards(cards, engine=settings.cards, tensor_parallel=settings.tensor_parallel).engine
 
 
 def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card]:
-    """The visible GPUs, if this machine's engine or trainer is built for CUDA (`on_card`).
-
-    Raises:
-        InputError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or the settings spread an engine over impossible GPUs.
-    """
+    """The visible GPUs, if this machine's engine or trainer is built for CUDA (`on_card`). Raises InputError if
+    CUDA_VISIBLE_DEVICES names a GPU that does not exist, or the settings spread an engine over impossible GPUs."""
     cards: Sequence[Card] = ()
     if on_card:
         check_visible()
@@ -90,7 +84,6 @@ def usable_cards(settings: InferenceSettings, *, on_card: bool) -> Sequence[Card
 
 
 def why_no_card(settings: InferenceSettings) -> str:
-    """Cure for an engine on the CPU."""
     if computes_on_card(settings):
         return "make a card visible (nvidia-smi must list it, and CUDA_VISIBLE_DEVICES must not hide it)"
     return "install the build for CUDA (`make setup` on a machine with a card)"

@@ -52,7 +52,6 @@ class EngineHost:
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self) -> None:
-        """Cancel running work, stop the loop and join the thread."""
         if not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
@@ -66,10 +65,7 @@ async def start_engine(
     """Start `engine` on `host`.
 
     Cancels a start that takes too long or whose caller is cancelled, and then waits until the host's thread is free, because
-    torch cannot interrupt loading.
-
-    Raises:
-        EngineError: it did not start, or not in time.
+    torch cannot interrupt loading. Raises EngineError if it did not start, or not in time.
     """
     limit, began = start_limit_s(settings), time.monotonic()
     start = asyncio.ensure_future(host.run(engine.start()))

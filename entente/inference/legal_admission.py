@@ -65,16 +65,12 @@ class TableCache:
 
 
 table_cache = TableCache()
-"""The cache of this process."""
 
 
 def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     """Refuse a request with an invalid table, tokens outside the vocabulary (None: unknown), too small a `max_tokens`, or a
-    thought that may contain a token at which vLLM stops.
-
-    Raises:
-        ValueError: the request is refused; vLLM's `validate_params` requires this type.
-    """
+    thought that may contain a token at which vLLM stops. Raises ValueError if the request is refused; vLLM's `validate_params`
+    requires this type."""
     text = (parameters.extra_args or {}).get(TABLE_KEY)
     if text is None:
         return

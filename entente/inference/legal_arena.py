@@ -24,7 +24,6 @@ from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 FREE, LOST = 0, 1
 """Nodes of an unconstrained slot. FREE: no table, or past its end. LOST: the slot left its table."""
 _TABLES = 2
-"""The first node of the first table."""
 _WIDTH = 1 << 32
 """An edge's key is node * _WIDTH + token; tokens are 32-bit numbers, so keys are unique."""
 _NEVER = torch.iinfo(torch.int64).max
@@ -88,7 +87,6 @@ class LegalArena:
         self._slots[slot], self._starts[slot] = placed, start or (0 if table is None else table.start)
 
     def flush(self) -> None:
-        """Copy new assignments to the device."""
         if self._new:
             self._place_new()
         if self._reset:

@@ -41,11 +41,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape(Architecture):
-    """Sizes of a model that determine its memory."""
-
     parameters: int
     stored: str
-    """Number format of the weights, such as 'bfloat16'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +71,6 @@ class MemoryPlan:
     """Estimated memory of a run. All fields but `tokens` and `sequence` are bytes; with several GPUs, of each GPU."""
 
     weights: int
-    """The engine's copy of the weights."""
     kv_cache: int
     """The key-value cache; negative on a GPU that cannot hold the weights."""
     token: int
@@ -251,7 +247,7 @@ def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, 
     if trainer and plan.gpu_needed + trainer + 2 * CONTEXT_BYTES > machine.gpu_free:
         room = max(0, machine.gpu_free - trainer - 2 * CONTEXT_BYTES)
         fits = int(100 * room / machine.gpu_total) / 100
-        lower = f"lower the share to {fits:g}" if room > plan.weights else "let servers on other cards draw (inference.urls)"
+        lower = f"lower the share to {fits:g}" if room > plan.weights else "use servers on other GPUs (inference.urls)"
         raise InputError(
             f"engine and trainer share the GPU: inference.gpu_memory_share {settings.gpu_memory_share} takes "
             f"{size_text(plan.gpu_needed)} and the trainer at least {size_text(trainer)}, but {size_text(machine.gpu_free)} are "

@@ -33,7 +33,6 @@ class ServedVllm(VllmClient):
         super().__init__([self.server.url], settings, model, self.server.key, name=name)
 
     async def start(self) -> None:
-        """Start the server, and the client once it answers."""
         if self._scratch is not None:
             self._scratch.mkdir(mode=0o700)
         try:

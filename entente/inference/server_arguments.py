@@ -22,7 +22,6 @@ PROCESSOR = "entente.inference.legal_processor:LegalOrderProcessor"
 KEY_OF_SERVER = "VLLM_API_KEY"
 """Variable of the key. An argument would be visible to every user of the machine."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Slot ranks that vLLM supports."""
 CACHE_BLOCK = 32
 """Tokens of a key-value cache block; only whole blocks are shared. The minimum of vLLM's CPU attention."""
 START_S = 300.0

@@ -66,17 +66,13 @@ class ServerProcess:
 
     @property
     def end(self) -> asyncio.Future[int]:
-        """Done once the child has exited."""
         if self._end is None:
             raise EngineError("the server was not started")
         return self._end
 
     async def start(self, *, limit_s: float) -> None:
-        """Start the server and wait until it answers.
-
-        Raises:
-            EngineError: the server exited, or did not answer within `limit_s` and was killed.
-        """
+        """Start the server and wait until it answers. Raises EngineError if the server exited, or did not answer within
+        `limit_s` and was killed."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as written:
             self._child = await asyncio.create_subprocess_exec(
@@ -112,7 +108,6 @@ class ServerProcess:
             return False
 
     def ending(self) -> str:
-        """How the child exited, and the last lines of its log."""
         code = self._child.returncode if self._child is not None else None
         return f"{how_it_ended(code)}; the last lines of its log '{self._log}':\n{last_lines(self._log)}"
 

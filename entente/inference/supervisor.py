@@ -72,7 +72,7 @@ class EngineSupervisor(Engine):
                     return generation
         # The request may be the cause. The engine was restarted and continues without it.
         raise EngineLostError(
-            f"request '{request.request_id}' was in flight each time that engine '{self.name}' failed, and is given up"
+            f"request '{request.request_id}' was in flight each time engine '{self.name}' failed, so it is given up"
         )
 
     async def publish(self, policy: PolicyVersion) -> None:
@@ -102,13 +102,11 @@ class EngineSupervisor(Engine):
         await (await self._current_engine()).forget_prefixes()
 
     async def stats(self) -> EngineStats:
-        """Sums over all engines so far."""
         now = await self._engine.stats()
         sums = {name: self._earlier_counts[name] + getattr(now, name) for name in _COUNTS}
         return EngineStats(running=now.running, policy_version=now.policy_version, **sums)
 
     def events(self) -> dict[str, int]:
-        """Sums over all engines so far."""
         own = {name: count + self._earlier_events[name] for name, count in self._engine.events().items()}
         return {"engine_restarts": self.restarts, **own}
 
@@ -119,7 +117,6 @@ class EngineSupervisor(Engine):
         await self._engine.close()
 
     async def _current_engine(self) -> Engine:
-        """The engine, after any restart in progress."""
         if self._repair is not None and not self._repair.done():
             await asyncio.shield(self._repair)
         if self.lost is not None:
@@ -127,11 +124,8 @@ class EngineSupervisor(Engine):
         return self._engine
 
     async def _replace_engine(self, failed: Engine, error: EngineLostError) -> None:
-        """Restart the engine after `failed`, unless another request has already done so.
-
-        Raises:
-            EngineLostError: too many failures in a row.
-        """
+        """Restart the engine after `failed`, unless another request has already done so. Raises EngineLostError if too many
+        failures in a row."""
         if self._closed:
             raise error
         current = await self._current_engine()

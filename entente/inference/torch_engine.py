@@ -80,7 +80,6 @@ class TorchEngine(Engine):
                 del self._requests[request.request_id]
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Check and add the adapter."""
         async with self._publishing:
             model = self._running_model()
             lane = self._served.get(policy.version)
@@ -114,7 +113,6 @@ class TorchEngine(Engine):
         return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, **self._counts)
 
     async def close(self) -> None:
-        """Free the model and fail the requests in flight."""
         self._fail_all(EngineLostError(f"engine '{self.name}' was closed"))
         self._served.clear()
         self._lanes.clear()

@@ -33,8 +33,6 @@ LEAST_SHARED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """One distinct prompt to compute."""
-
     request: int
     """Index of the first new prompt equal to it."""
     stage: int
@@ -80,11 +78,9 @@ class PartialCompletion:
 
     @property
     def finished(self) -> bool:
-        """Whether the completion is complete, or the request failed or was cancelled."""
         return self.done or (self.answer is not None and self.answer.done())
 
     def fail(self, error: EngineError) -> None:
-        """End the request with `error`, unless it has ended."""
         if self.answer is not None and not self.answer.done():
             self.answer.set_exception(error)
 
@@ -129,7 +125,6 @@ class Lane:
     """Batches the requests of one policy version: its rows and its queue."""
 
     def __init__(self, model: TorchModel, max_rows: int, policy: PolicyVersion) -> None:
-        """Samples from `policy`, with at most `max_rows` rows."""
         self.policy = policy
         self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
         """Name of the adapter in the model; empty: none."""
@@ -147,7 +142,6 @@ class Lane:
         return bool(self.waiting or self.running)
 
     def clear(self) -> None:
-        """Drop all requests and free the rows."""
         self._rows, self._row_tokens = self._model.new_rows(self._max_rows), []
         self.waiting.clear()
         self.running.clear()
@@ -266,7 +260,6 @@ class Lane:
 
     @staticmethod
     def _take(batch: list[PartialCompletion], allowed: list[np.ndarray], logits: np.ndarray) -> None:
-        """Sample the next token of each request; `logits` as in `sample`."""
         for place in sample_next(batch, allowed, logits):
             batch[place].fail(
                 EngineError(

@@ -184,11 +184,9 @@ class TorchModel:
         self.vocabulary_size = int(self._head.weight.shape[0])
 
     def new_rows(self, most: int) -> KeyValueRows:
-        """Key-value storage for this model, without rows, which can grow to `most` rows."""
         return KeyValueRows(self._model.config, most, self._model.dtype, self.device)
 
     def add_adapter(self, name: str, folder: Path, facts: AdapterFacts) -> None:
-        """`facts` come from `check_adapter`."""
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         for key in tensors:
             if ".lora_A." in key:

@@ -27,7 +27,6 @@ class UniformEngine(Engine):
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample one token at a time with the seed of the request."""
         dice, node, drawn, logprobs = random.Random(request.seed), request.table.start, [], []
         while node != END:
             legal = request.table.allowed(node)

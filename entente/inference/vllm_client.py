@@ -30,7 +30,6 @@ AFFINITY_MARGIN = 16
 """Requests in flight by which a position's preferred server may exceed the least loaded one. A smaller margin balances better; a
 larger one keeps prefixes cached."""
 ATTEMPTS = 4
-"""Failed attempts after which a request fails."""
 EVENTS = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "publish_refusals")
 FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
 """Seconds until the first check of a failed server; seconds of refused connections after which a starting server is absent."""
@@ -47,7 +46,6 @@ class VllmClient(Engine):
         times: ClientTimes | None = None,
         name: str = "vllm",
     ) -> None:
-        """`model`: folder of the base model."""
         self.name = name
         self._settings, self._model, self._key, self._times = settings, model, key, times or ClientTimes()
         self._probes: dict[PolicyVersion, Generation] = {}
@@ -65,11 +63,8 @@ class VllmClient(Engine):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Wait until the servers are ready. If at least one is, the others may join later.
-
-        Raises:
-            InputError: none became ready, or one rejects the key, serves another model, or does not sample under our mask.
-        """
+        """Wait until the servers are ready. If at least one is, the others may join later. Raises InputError if none became
+        ready, or one rejects the key, serves another model, or does not sample under our mask."""
         for server in self._servers:
             server.open(self._key)
         waits = [asyncio.create_task(self._await_first(server)) for server in self._servers]
@@ -306,7 +301,7 @@ class VllmClient(Engine):
                     delay = min(self._times.heartbeat, 2 * delay)
                     await self._admit(server)
                     self._events["readmissions"] += 1
-                    reporter().say(f"vLLM server {server.url} gets work again, under policy version {self._newest.version}")
+                    reporter().say(f"vLLM server {server.url} is readmitted with policy version {self._newest.version}")
             except (CallFailed, EntenteError) as error:
                 if server.living:
                     self._eject(server, str(error))
@@ -351,7 +346,6 @@ class VllmClient(Engine):
         return self._living
 
     def give_up(self, error: EngineLostError) -> None:
-        """Fail all requests, until a server comes back."""
         self._lost = self._lost or error
         self._any_living.set()
         for call in [call for server in self._servers for call in server.calls]:

@@ -74,12 +74,10 @@ class ClientTimes:
 class Call:
     task: asyncio.Task[Generation]
     policy: PolicyVersion
-    """The version that samples it."""
     reason: Exception | None = None
     """Why this client cancelled it."""
 
     def end(self, reason: Exception) -> None:
-        """Cancel it; its waiter gets `reason`."""
         self.reason = reason
         self.task.cancel()
 
@@ -118,7 +116,6 @@ class Server:
         self._session = aiohttp.ClientSession(headers=headers, connector=connector)
 
     async def close(self) -> None:
-        """Close the connections. The server keeps its adapters."""
         if self._session is not None:
             await self._session.close()
 
@@ -238,7 +235,7 @@ class Server:
     def _compare(self, policy: PolicyVersion, drawn: Generation) -> None:
         """Raises DataError if a probe differs from the first server's under this version."""
         if not same_weights(drawn, self._probes.setdefault(policy, drawn), self._tolerance):
-            raise DataError(f"vLLM server {self.url} has other weights under {policy} than the server that was asked first")
+            raise DataError(f"vLLM server {self.url} has other weights under {policy} than the first server")
 
     # -- HTTP -----------------------------------------------------------------------------------------------------------
 
@@ -249,7 +246,6 @@ class Server:
         return name in [card["id"] for card in await self._models()]
 
     async def _models(self) -> list[dict[str, Any]]:
-        """The base model, then the adapters."""
         try:
             models = json.loads(await self._call("GET", "/v1/models", self._times.heartbeat))["data"]
             return [{**card, "id": str(card["id"])} for card in models]

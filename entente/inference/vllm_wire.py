@@ -86,9 +86,9 @@ def read_answer(
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"its answer cannot be read ({error!r})") from error
     if drew != model:
-        raise DataError(f"'{drew}' drew a request for '{model}'")
+        raise DataError(f"'{drew}' answered a request for '{model}'")
     if named != drawn or not all(type(token) is int for token in drawn) or type(cached) is not int:
-        raise DataError("its answer has log-probabilities of other tokens than it drew")
+        raise DataError("its answer has log-probabilities of other tokens than it sampled")
     head = forced_prefix(request.table)[0]
     tokens = [*head, *drawn]
     _, offsets = request.table.legal_sets(tokens)

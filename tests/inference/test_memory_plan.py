@@ -105,7 +105,7 @@ def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_b
     assert again < trainer - 20 * GIB
     small = Machine(memory=100 * GIB, gpu_total=40 * GIB, gpu_free=40 * GIB)
     said = refusal(SEVEN_B, small, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.5)
-    assert "let servers on other cards draw" in said
+    assert "use servers on other GPUs" in said
     with pytest.raises(InputError, match=r"the trainer needs at least 37.* of the GPU, but 30\.0 GiB are free"):
         check_memory(
             SEVEN_B,
