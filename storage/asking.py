@@ -79,14 +79,9 @@ def ask(
 ) -> pa.Table:
     """The result of one query.
 
-    Args:
-        form: output format that the columns must fit; "json": one column, each row an object.
-        first: stop after at least this many rows.
-        memory_gib: largest size of the result.
-
-    Raises:
-        InputError: the query is not a single SELECT, DuckDB refuses it, or it takes too much memory. The message includes
-            DuckDB's, similar names, and the views.
+    `form`: output format that the columns must fit; "json": one column, each row an object. `first`: stop after at least this
+    many rows. `memory_gib`: largest size of the result. Raises InputError if the query is not a single SELECT, DuckDB refuses it,
+    or it takes too much memory; the message includes DuckDB's, similar names, and the views.
     """
     batches: list[pa.RecordBatch] = []
     try:

@@ -222,9 +222,8 @@ class Index:
             start_groups: maximum number. There may be fewer, or none.
 
         Returns:
-            The rows in batch order, with the columns of `ledger.ROWS_SCHEMA` and the rules of the selection as metadata; and
-                counts of
-            the advantage groups of all shards that the index has held, by standing (`select_batch.sql`), where
+            The rows in batch order, with the columns of `ledger.ROWS_SCHEMA` and the rules of the selection as metadata; and the
+            number of advantage groups of all shards that the index has held, by standing (`select_batch.sql`), where
             eligible = chosen + waiting.
         """
         self.judge(step, policy_version)

@@ -18,12 +18,7 @@ _SEAL = "checksum"
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        DataError: it holds no JSON object.
-    """
+    """Raises FileNotFoundError if the file does not exist, and DataError if it holds no JSON object."""
     try:
         with open_regular(path) as file:
             content = file.read(_MAX_BYTES + 1)

@@ -106,16 +106,11 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
 
 
 def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: float) -> _Floats:
-    """[rows] float64 returns of the decisions of a shard, in any order.
+    """[rows] float64 returns of the decisions of whole start groups, in any order.
 
     The return of a decision is the sum of `discount ** k` times the blended components over it and the same power's later
     decisions in the fork, where k counts decisions from 0. Added to it are the undiscounted sums of the components with a
     `final_` weight.
-
-    Args:
-        decisions: whole start groups.
-        weights: weight of each component; `final_` before a name means its undiscounted sum.
-        discount: factor per later decision.
     """
     if decisions.num_rows == 0:
         return np.empty(0)

@@ -18,11 +18,8 @@ def new_base(paths: RunPaths, model: Path) -> dict[str, str]:
 
 
 def resumed_base(paths: RunPaths, model: Path) -> dict[str, str]:
-    """The same for a resumed run: every file is read again, even if it looks unchanged.
-
-    Raises:
-        InputError: names a file that was replaced since the run started.
-    """
+    """The same for a resumed run: every file is read again, even if it looks unchanged. Raises InputError with the name of a
+    replaced file."""
     hashes = base_hashes(model)
     if paths.base.is_file():  # a run that was killed before it wrote this has no rows
         _compare(paths, model, hashes)

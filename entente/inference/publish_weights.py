@@ -63,18 +63,11 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
 def add_adapter(
     base: dict[str, torch.Tensor], adapter: Path, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """`base` plus the peft adapter in the folder `adapter`; `base` is not changed.
+    """`base` plus the peft adapter in the folder `adapter`, in `dtype` (default: the base's); `base` is not changed.
 
-    Args:
-        dtype: number format of the merged weights; default: the base's.
-
-    Returns:
-        (all weights by name, share of the update lost to rounding: the Frobenius norm of the rounding error over all merged
-            weights,
-        divided by that of the update).
-
-    Raises:
-        DataError: the adapter is unreadable or belongs to another base model.
+    Returns all weights by name, and the share of the update lost to rounding: the Frobenius norm of the rounding error over
+    all merged weights, divided by that of the update. Raises DataError if the adapter is unreadable or belongs to another base
+    model.
     """
     try:
         config = json.loads((adapter / ADAPTER_CONFIG).read_text())

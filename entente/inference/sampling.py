@@ -37,9 +37,8 @@ def sample(
         seeds, places: as in `uniforms`.
 
     Returns:
-        tokens; their log-probabilities, nats; and bool [completions], False where a logit is NaN or plus infinity, so that the
-            token
-        is invalid.
+        tokens; their log-probabilities, nats; and bool [completions], False where a logit is NaN or plus infinity, so that
+        the token is invalid.
     """
     counts = np.fromiter((set_size(legal) for legal in allowed), np.int64, len(allowed))
     ends = np.cumsum(counts)
@@ -67,12 +66,8 @@ def seed_array(seeds: Sequence[int]) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """float64 [n] in [0, 1), multiples of 2**-53, one for each seed.
-
-    Args:
-        seeds: uint64 [n].
-        places: int64 [n] number of completion tokens before the sampled one.
-    """
+    """float64 [n] in [0, 1), multiples of 2**-53, for `seeds` uint64 [n] and `places` int64 [n], the completion tokens before
+    the sampled one."""
     mixed = seeds + (places.astype(np.uint64) + np.uint64(1)) * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND

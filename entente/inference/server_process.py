@@ -38,14 +38,8 @@ class ServerProcess:
         key_variable: str,
         log: Path,
     ) -> None:
-        """
-        Args:
-            module: Python module of the server.
-            arguments: its arguments for a port.
-            environment: variables added to those of this process.
-            key_variable: variable that passes the key to the server.
-            log: file to which its output is appended.
-        """
+        """`arguments`: those of the module for a port; `key_variable`: passes the key to the server; the output is appended to
+        `log`."""
         self.key = secrets.token_urlsafe(32)
         """Fresh secret that the server asks for."""
         self._port = free_port()

@@ -103,11 +103,8 @@ class PartialCompletion:
 
 
 def sample_next(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndarray], logits: np.ndarray) -> list[int]:
-    """Sample the next token of each completion; `allowed` and `logits` as in `sample`.
-
-    Returns:
-        indices of completions with a logit that is NaN or plus infinity; they are unchanged.
-    """
+    """Sample the next token of each completion, as in `sample`; returns the unchanged ones, with a logit that is NaN or plus
+    infinity."""
     tokens, logprobs, finite = sample(
         allowed,
         logits,
@@ -147,15 +144,8 @@ class Lane:
         self.running.clear()
 
     def advance(self, room: int, budget: int) -> list[PartialCompletion]:
-        """Run one prefill if requests wait and `room` rows are free, else one decoding pass.
-
-        Args:
-            room: free rows of the engine.
-            budget: most new tokens of a prefill pass.
-
-        Returns:
-            requests that ended, complete or not.
-        """
+        """Run one prefill of at most `budget` new tokens if requests wait and `room` rows of the engine are free, else one
+        decoding pass. Returns requests that ended, complete or not."""
         ended = [pending for pending in self.waiting if pending.finished]
         if ended:
             self.waiting = deque(pending for pending in self.waiting if not pending.finished)
@@ -285,12 +275,8 @@ class Lane:
 
 
 def plan_prefixes(prompts: Sequence[np.ndarray], row_prompts: Sequence[np.ndarray], budget: int) -> PrefixPlan:
-    """Plan as many `prompts`, in order, as `budget` new tokens allow, and at least one.
-
-    Args:
-        prompts: int32 token ids of each new prompt.
-        row_prompts: int32 token ids whose keys and values each row holds.
-    """
+    """Plan as many `prompts`, in order, as `budget` new tokens allow, and at least one. `row_prompts`: token ids whose keys
+    and values each row holds."""
     width = max(len(prompt) for prompt in prompts)
     tokens = np.full((len(row_prompts) + len(prompts), width), -1, np.int32)
     for row, prompt in enumerate(row_prompts):

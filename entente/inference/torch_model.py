@@ -82,13 +82,9 @@ class Step:
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """Write `key` and `value` [key heads, tokens, size] to the rows, then attend from `query` [heads, tokens, size].
-
-        `window`: a token sees its own position and the `window` - 1 before it; None: all before it.
-
-        Returns:
-            [tokens, heads, size].
-        """
+        """Write `key` and `value` [key heads, tokens, size] to the rows, then attend from `query` [heads, tokens, size];
+        returns [tokens, heads, size]. `window`: a token sees its own position and the `window` - 1 before it; None: all before
+        it."""
         rows = slice(self._first, self._first + self._rows)
         keys, values = self._store.values[layer].unbind(0)
         where = self._row + self._first

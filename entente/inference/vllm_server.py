@@ -46,12 +46,8 @@ class CallFailed(Exception):
     """A call to a server failed; another server may answer it."""
 
     def __init__(self, reason: str, *, lost: bool = False, cure: str = "", event: str = "") -> None:
-        """
-        Args:
-            lost: the server cannot answer before it passes a check again.
-            cure: advice if the server fails so at the first check.
-            event: name of the event that this counts as.
-        """
+        """`lost`: the server cannot answer before it passes a check; `cure`: advice for the first check; `event`: counted
+        under this name."""
         super().__init__(reason)
         self.lost, self.cure, self.event = lost, cure, event
 
@@ -125,12 +121,8 @@ class Server:
         return hashlib.blake2b(f"{self.url}\0{position}".encode(), digest_size=8).digest()
 
     async def ask(self, request: GenerationRequest, policy: PolicyVersion) -> Generation:
-        """The checked answer to a request under a version.
-
-        Raises:
-            CallFailed: no answer, or an invalid one.
-            EngineError: the server refused the request.
-        """
+        """The checked answer to a request; raises CallFailed without a valid one, and EngineError if the server refused the
+        request."""
         model, sent = adapter_name(policy, self._base), time.monotonic()
         body = request_body(request, model, self._eos_id)
         content = await self._call("POST", "/inference/v1/generate", self._times.request, body)
@@ -165,13 +157,8 @@ class Server:
     # -- checks and versions --------------------------------------------------------------------------------------------
 
     async def check(self) -> None:
-        """Check whether a server, which may have restarted, can serve this run.
-
-        Raises:
-            CallFailed: it is not ready.
-            InputError: it is not a server for this run.
-            DataError: it has other weights.
-        """
+        """Check whether a server, which may have restarted, can serve this run. Raises CallFailed if it is not ready,
+        InputError if it is not a server for this run, and DataError if it has other weights."""
         self.loaded.clear()
         self.failures = self._missed = 0
         await self._call("GET", "/health", self._times.heartbeat)
@@ -193,13 +180,9 @@ class Server:
         await self.count()
 
     async def load(self, policy: PolicyVersion, *, is_zero: bool) -> None:
-        """Load a version, and verify that the server samples from it. `is_zero`: the adapter changes nothing, so it may sample as
-        the base model does.
-
-        Raises:
-            CallFailed: the server failed.
-            DataError: the server refused it, or samples with other weights.
-        """
+        """Load a version, and verify that the server samples from it. `is_zero`: the adapter changes nothing, so it may sample
+        as the base model does. Raises CallFailed if the server fails, and DataError if it refuses the version or samples with
+        other weights."""
         name = adapter_name(policy, self._base)
         try:
             await self._post("/v1/load_lora_adapter", lora_name=name, lora_path=str(policy.folder.absolute()))
@@ -254,11 +237,7 @@ class Server:
 
     async def _call(self, method: str, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
         """Make one call; retry if a kept-alive connection closes before the first byte, because servers close idle ones.
-
-        Raises:
-            CallFailed: no answer, or an answer from another server.
-            EngineError: the server refused the call.
-        """
+        Raises CallFailed without an answer of this server, and EngineError if the server refused the call."""
         for last in (False, True):
             try:
                 return await self._send(method, path, timeout_s, body)

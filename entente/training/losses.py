@@ -85,11 +85,8 @@ def truncated(log_weights: Tensor, settings: TrainingSettings) -> Tensor:
 
 
 def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Clipped surrogate loss of ratios (of tokens or of decisions).
-
-    Returns:
-        The loss, and bool masks of where it is clipped from below and from above, in the ratio's shape.
-    """
+    """Clipped surrogate loss of ratios (of tokens or of decisions), and bool masks of where it is clipped from below and from
+    above."""
     bounded = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
     loss = torch.where(advantages < 0, torch.minimum(loss, -DUAL_CLIP * advantages), loss)
@@ -99,11 +96,7 @@ def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tu
 
 
 def numbered(decisions: Tensor) -> tuple[Tensor, Tensor]:
-    """Number decisions from 0.
-
-    Returns:
-        int64 [tokens]: each token's decision; int64 [decisions]: its number of tokens.
-    """
+    """Number decisions from 0: int64 [tokens], each token's decision, and int64 [decisions], its number of tokens."""
     _, place, sizes = torch.unique(decisions, return_inverse=True, return_counts=True)
     return place, sizes
 

@@ -57,15 +57,8 @@ def masked_logprobs(
     entropy_gradient: bool = False,
     mass_gradient: bool = False,
 ) -> TokenFigures:
-    """Forward of a micro-batch.
-
-    Args:
-        causal: the causal model inside the peft model.
-        reference: of the same micro-batch; None: no KL divergence.
-
-    Raises:
-        ValueError: the micro-batch has thought tokens and the head is trained.
-    """
+    """Forward of a micro-batch; `causal` is the causal model inside the peft model. Without `reference` there is no KL
+    divergence. Raises ValueError if the micro-batch has thought tokens and the head is trained."""
     hidden, legal = _legal_logits(causal, micro)
     logprobs = torch.log_softmax(legal, dim=1)
     with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):

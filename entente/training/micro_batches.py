@@ -300,12 +300,7 @@ def in_thought(batch: Batch, completion_index: np.ndarray) -> np.ndarray:
 
 
 def branching_indices(batch: Batch, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The branching tokens of `rows`, in the order of the rows.
-
-    Returns:
-        completion_index: int64 [B].
-        place: int64 [B]: index into `rows`.
-    """
+    """The branching tokens of `rows`, in the order of the rows: completion index, int64 [B], and index into `rows`, int64 [B]."""
     starts = batch.completion_offsets[rows]
     lengths = batch.completion_offsets[rows + 1] - starts
     index = ranges(starts, lengths)

@@ -191,13 +191,8 @@ class Policy:
 
 
 def find_faults(batch: Batch, vocabulary: int, longest: int) -> dict[int, str]:
-    """Rows that this run cannot train on, and why, as far as it depends on the model or on a user's reward; publishing checked
-    the rest.
-
-    Args:
-        vocabulary: number of the model's token ids.
-        longest: tokens of its longest sequence.
-    """
+    """Rows that this run cannot train on, and why, as far as it depends on the model (`vocabulary`: token ids; `longest`:
+    tokens) or on a user's reward; publishing checked the rest."""
     lengths, positions = np.diff(batch.input_offsets), np.diff(batch.completion_offsets)
     row_of_position = np.repeat(np.arange(len(lengths)), positions)
     ids, legal = batch.input_ids, batch.legal_ids

@@ -183,12 +183,8 @@ class _Replayer:
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
     """Repeat `step` from the nearest checkpoint before it, and compare.
 
-    Args:
-        model: folder of the run's base model.
-
-    Raises:
-        InputError: the step does not exist or is not done yet, or a file that it needs is missing.
-        DataError: a file that it needs is damaged.
+    Raises InputError if the step does not exist or is not done yet, or a file that it needs is missing, and DataError if one
+    is damaged.
     """
     recorded = recorded_outcome(paths, step, training)
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
@@ -266,12 +262,7 @@ def _steps(steps: range) -> str:
 
 
 def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
-    """Copy the ledger of `step`, and link the shards and distillation targets that it names, which never change.
-
-    Raises:
-        InputError: one of these files is missing.
-        DataError: the ledger is damaged.
-    """
+    """Copy the ledger of `step`, and link the shards and distillation targets that it names, which never change."""
     rows = read_ledger(paths, step)
     if rows is None:
         raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")

@@ -35,12 +35,7 @@ def save_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
 
 
 def new_model(folder: Path, *, hidden: int, layers: int, longest: int, seed: int) -> Qwen3ForCausalLM:
-    """A network with random weights for the tokenizer in `folder`.
-
-    Args:
-        hidden: width, a multiple of 32.
-        longest: longest sequence, tokens.
-    """
+    """A network with random weights for the tokenizer in `folder`. `hidden`: width, a multiple of 32; `longest`: tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     eos = tokenizer.token_to_id(_EOS)
     torch.manual_seed(seed)

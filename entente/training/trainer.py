@@ -66,14 +66,11 @@ class Trainer:
         peers: Peers | None = None,
         engine_dtype: str = "float32",
     ) -> None:
-        """Restore the newest intact checkpoint, and publish its version if it is not published yet.
+        """Restore the newest intact checkpoint, and publish its version if it is not published yet. `engine_dtype`: number format
+        in which the engine samples.
 
-        Args:
-            engine_dtype: number format in which the engine samples the rows.
-
-        Raises:
-            InputError: the checkpoint has other settings, or another release wrote it.
-            DataError: a file of the run is damaged.
+        Raises InputError if the checkpoint has other settings or another release wrote it, and DataError if a file of the run
+        is damaged.
         """
         self._paths = paths
         self._policy = policy

@@ -80,11 +80,8 @@ def predicts_all(examples: Sequence[Example]) -> Batch:
 
 
 def predicts_orders(examples: Sequence[Example]) -> tuple[Batch, np.ndarray]:
-    """A batch that predicts the tokens of the orders among their legal ids.
-
-    Returns:
-        The batch, and bool [tokens of the orders]: which are forced; their set is their id twice.
-    """
+    """A batch that predicts the tokens of the orders among their legal ids, and bool [tokens of the orders]: which are forced;
+    their set is their id twice."""
     ids = np.concatenate([example.ids for example in examples])
     starts = np.cumsum([0, *(len(example.ids) for example in examples)])
     prompts = np.array([len(example.ids) - example.orders for example in examples], np.int32)

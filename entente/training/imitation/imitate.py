@@ -48,12 +48,7 @@ _WEIGHT_DECAY = 0.01
 def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
     """Train from the newest checkpoint in `work`, or from the start, and publish the model; returns its folder.
 
-    Args:
-        games: folder of the teacher's games.
-
-    Raises:
-        InputError: another process uses the folder, or there are too few games.
-        DataError: a shard of games is damaged.
+    Raises InputError if another process uses the folder or there are too few games, and DataError if a shard of games is damaged.
     """
     with held(work.root / ".lock") as mine:
         if not mine:

@@ -205,12 +205,7 @@ def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[s
 
 
 def _show_refused(games: int, refused: Mapping[str, Sequence[str]]) -> None:
-    """Report how many games were read, and how many were rejected for which reason.
-
-    Raises:
-        EntenteError: too many were rejected.
-        InputError: too few were read.
-    """
+    """Report how many games were read, and how many were rejected for which reason; raises an error for too many or too few."""
     reasons = sorted(refused, key=lambda reason: (reason == _TWICE, -len(refused[reason])))
     count = sum(len(sentences) for reason, sentences in refused.items() if reason != _TWICE)
     if refused:
