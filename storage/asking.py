@@ -182,4 +182,6 @@ def left_out(connection: duckdb.DuckDBPyConnection) -> str:
     if not refused:
         return ""
     first, why = refused[0]
-    return f"the answer lacks rows of {len(refused)} files that are damaged or gone, first {first}: {why} (view refused has all)"
+    return (
+        f"the answer lacks rows of {len(refused)} files that are damaged or missing, first {first}: {why} (view refused has all)"
+    )

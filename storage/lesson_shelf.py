@@ -51,7 +51,7 @@ def lesson_uses(paths: RunPaths) -> Counter[int]:
 
 
 def lessons_in_use(paths: RunPaths, round_name: str) -> int:
-    """Lessons of a round that steps have begun to use, counted by the round's files; 0 if no ledger names one."""
+    """Targets in the files of a round if a ledger names one of them, else 0."""
     shelf = LessonShelf(paths, 0)
     uses, known = lesson_uses(paths), shelf._known(round_name)
     return len(known) if any(uses[lesson.lesson_id] for lesson in known) else 0

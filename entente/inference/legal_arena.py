@@ -286,7 +286,7 @@ def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple
     reached = scaled.exp().cumsum_(1)
     total = reached[:, -1:]
     # The total is at least 1 and a number at most 1 - 2**-53, so their product is below the total, also rounded. So a column of
-    # probability 0 is never drawn. Only without a total, which is NaN, a place may be beyond the last column.
+    # probability 0 is never sampled. Only without a total, which is NaN, a place may be beyond the last column.
     places = torch.searchsorted(reached, uniforms.unsqueeze(1) * total, right=True).clamp_(max=legal.shape[1] - 1)
     return places, scaled.gather(1, places) - total.log()
 
@@ -305,7 +305,7 @@ def _draw_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[
     wanted = uniforms.unsqueeze(1) * total
     blocks = torch.searchsorted(reached, wanted, right=True).clamp_(max=reached.shape[1] - 1)
     inner = weights.gather(1, blocks.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1).double().cumsum_(1)
-    # Rounding may put the number beside its block: it is moved to the block's first or last column of positive probability.
+    # Rounding may put the number outside its block: move it to the block's first or last column of positive probability.
     within = (wanted - reached.gather(1, blocks) + sums.gather(1, blocks)).clamp_(min=0)
     within = torch.minimum(within, torch.nextafter(inner[:, -1:], torch.zeros_like(total)))
     places = blocks * _BLOCK + torch.searchsorted(inner, within, right=True).clamp_(max=_BLOCK - 1)

@@ -41,7 +41,7 @@ class ServerProcess:
         """`arguments`: those of the module for a port; `key_variable`: passes the key to the server; the output is appended to
         `log`."""
         self.key = secrets.token_urlsafe(32)
-        """Fresh secret that the server asks for."""
+        """Fresh secret that the server requires."""
         self._port = free_port()
         self._command = [sys.executable, "-P", "-m", "entente.telemetry.child", module, *arguments(self._port)]
         self._environment = os.environ | dict(environment) | {key_variable: self.key}

@@ -51,7 +51,7 @@ class TorchEngine(Engine):
         self._served: dict[int, Lane] = {}
         self._newest = BASE_VERSION
         self._lanes: list[Lane] = []
-        """Lanes that are served, and replaced lanes with requests in flight; the next to step comes first."""
+        """Served batchers, and replaced ones with requests in flight; the next to step comes first."""
         self._requests: dict[str, PartialCompletion] = {}
         self._stepping = False
         self._publishing = asyncio.Lock()

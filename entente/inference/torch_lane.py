@@ -132,7 +132,7 @@ class Lane:
         self._model, self._max_rows = model, max_rows
         self._rows: KeyValueRows = model.new_rows(max_rows)
         self._row_tokens: list[np.ndarray] = []
-        """Prefilled tokens of each row, those of ended requests included."""
+        """Prefilled tokens of each row, including those of ended requests."""
 
     @property
     def busy(self) -> bool:

@@ -54,7 +54,7 @@ class VllmClient(Engine):
         self._vocabulary = int(config.get("text_config", config)["vocab_size"])
         self._newest, self._versions = BASE, {BASE.version: BASE}
         self._zero: set[PolicyVersion] = set()
-        """Versions that draw as the base model does."""
+        """Versions that sample as the base model does."""
         self._counts, self._events = Counter[str](), Counter[str]()
         self._lost: EngineLostError | None = None
         """Why requests fail: no server came back, or the client was closed."""

@@ -33,7 +33,7 @@ TokenFigures = dict[str, Tensor]
 """Figures of the branching tokens from one forward, float32 [branching tokens]:
 
 - `chosen`: log-probability, nats, of the sampled token over its legal set; with gradient
-- `entropy`: entropy over the legal set, nats; with gradient only if asked for
+- `entropy`: entropy over the legal set, nats; with gradient only with `entropy_gradient`
 - `legal_mass`: probability of the legal set under the unmasked model; NaN for tokens that are not probed, as all thought tokens
 - `kl`: divergence from the reference over the legal set, nats; with gradient; absent without a reference
 """

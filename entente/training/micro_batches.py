@@ -179,13 +179,13 @@ def _bins(paths: _Paths, budget: int) -> list[np.ndarray]:
     room: list[int] = []
     content: list[list[tuple[int, int]]] = []
     for size, low, high in pieces:
-        bin = next((number for number, left in enumerate(room) if size <= left), None)
-        if bin is None:
-            bin = len(room)
+        target = next((number for number, left in enumerate(room) if size <= left), None)
+        if target is None:
+            target = len(room)
             room.append(budget)
             content.append([])
-        room[bin] -= size
-        content[bin].append((low, high))
+        room[target] -= size
+        content[target].append((low, high))
     return [np.concatenate([np.arange(low, high) for low, high in sorted(runs)]) for runs in content]
 
 

@@ -210,7 +210,7 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
     steps, name = recorded_steps(paths), paths.root.name
     if step not in steps:
         if steps and 0 < step < steps[-1]:
-            raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+            raise InputError(f"the ledger of step {step} is missing from '{paths.ledger}': restore it from a copy")
         there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
         raise InputError(f"step {step} does not exist: run '{name}' {there}")
     recorded = read_outcome(paths, step)
@@ -265,14 +265,14 @@ def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
     """Copy the ledger of `step`, and link the shards and distillation targets that it names, which never change."""
     rows = read_ledger(paths, step)
     if rows is None:
-        raise InputError(f"the ledger of step {step} is gone from '{paths.ledger}': restore it from a copy")
+        raise InputError(f"the ledger of step {step} is missing from '{paths.ledger}': restore it from a copy")
     copy = ledger_path(to, step)
     copy.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ledger_path(paths, step), copy)
     for name in dict.fromkeys(rows["shard"].to_pylist()):
         shard, link = paths.shards / name, to.shards / name
         if not shard.exists():
-            raise InputError(f"shard '{shard}', which step {step} trained on, is gone: restore it from a copy")
+            raise InputError(f"shard '{shard}', which step {step} trained on, is missing: restore it from a copy")
         link.parent.mkdir(parents=True, exist_ok=True)
         for file in (shard.parent / name for name in names_in(shard.parent) if name.startswith(f"{shard.stem}.")):
             if not (link.parent / file.name).is_symlink():
@@ -280,7 +280,7 @@ def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
     for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
         file, link = paths.lessons / name, to.lessons / name
         if not file.exists():
-            raise InputError(f"the lessons '{file}', which step {step} trained on, are gone: restore them from a copy")
+            raise InputError(f"the lessons '{file}', which step {step} trained on, are missing: restore them from a copy")
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(file.resolve())

@@ -244,7 +244,7 @@ class Trainer:
         """The rows and targets in the step's ledger; raises DataError if these are missing or damaged."""
         rows = read_ledger(self._paths, step)
         if rows is None:
-            raise DataError(f"the ledger of step {step} is gone from '{self._paths.ledger}': restore it from a copy")
+            raise DataError(f"the ledger of step {step} is missing from '{self._paths.ledger}': restore it from a copy")
         lessons = recorded_lessons(rows)
         try:
             return rows, self._index.gather(rows), lessons, self._shelf.gather(lessons) if lessons else None

@@ -207,13 +207,15 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
     ("step", "spoil", "sentence"),
     [
         pytest.param(4, None, "step 4 does not exist: run 'copy' has steps 1 to 3", id="4"),
-        pytest.param(2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is gone from '{root}/ledger'", id="ledger"),
+        pytest.param(
+            2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is missing from '{root}/ledger'", id="ledger"
+        ),
         pytest.param(3, lambda p: outcome_path(p, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
         pytest.param(2, lambda p: outcome_path(p, 2).unlink(), "step 2 of run 'copy' has no outcome", id="outcome"),
         pytest.param(
             1,
             lambda p: (p.shards / "local" / "000000.arrow").unlink(),
-            "shard '{root}/shards/local/000000.arrow', which step 1 trained on, is gone",
+            "shard '{root}/shards/local/000000.arrow', which step 1 trained on, is missing",
             id="shard",
         ),
     ],

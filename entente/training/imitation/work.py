@@ -43,7 +43,7 @@ def check_new(work: WorkFolder) -> None:
     if work.final.exists():
         raise InputError(f"there is a model in '{work.final}': choose another name, or remove it")
     if is_begun(work):
-        raise InputError(f"model '{work.final.name}' was begun: continue it with --resume, or remove '{work.root}'")
+        raise InputError(f"model '{work.final.name}' was started: continue it with --resume, or remove '{work.root}'")
 
 
 def is_begun(work: WorkFolder) -> bool:
@@ -55,7 +55,9 @@ def begun_settings(work: WorkFolder) -> ImitationSettings:
     file = work.root / _SETTINGS
     if not file.is_file():
         done = f", and '{work.final}' is finished" if work.final.exists() else ""
-        raise InputError(f"no model '{work.final.name}' was begun in '{work.root.parent}'{done}: leave out --resume to begin it")
+        raise InputError(
+            f"no model '{work.final.name}' was started in '{work.root.parent}'{done}: leave out --resume to start it"
+        )
     try:
         return ImitationSettings.model_validate_json(read_text(file, at_most=_LARGEST, what="settings file"))
     except ValidationError as error:
@@ -66,7 +68,7 @@ def begun_games(work: WorkFolder, teachers: Path) -> Path:
     """The folder below `teachers` with the games that the model started with: recorded files may have changed since."""
     folder = teachers / read_text(work.root / _GAMES, at_most=_LARGEST, what="file")
     if not folder.is_dir():
-        raise InputError(f"the games of model '{work.final.name}' are gone from '{folder}': restore them, or start again")
+        raise InputError(f"the games of model '{work.final.name}' are missing from '{folder}': restore them, or start again")
     return folder
 
 

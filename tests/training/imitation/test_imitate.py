@@ -73,7 +73,7 @@ def test_a_model_goes_on_with_the_games_that_it_began_with_or_not_at_all(tmp_pat
     work = work_folder(tmp_path, "small")
     begin(work, SMALL, games)
     assert begun_games(work, games.parent) == games
-    with pytest.raises(InputError, match="the games of model 'small' are gone"):
+    with pytest.raises(InputError, match="the games of model 'small' are missing"):
         begun_games(work, tmp_path)
 
 
@@ -96,10 +96,10 @@ def test_it_learns_its_teacher_and_tells_how_well(undisturbed: Path):
 
 def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tmp_path: Path, games: Path):
     work = work_folder(tmp_path, "small")
-    with pytest.raises(InputError, match=r"no model 'small' was begun in .*: leave out --resume"):
+    with pytest.raises(InputError, match=r"no model 'small' was started in .*: leave out --resume"):
         begun_settings(work)
     begin(work, SMALL, games)
-    with pytest.raises(InputError, match="model 'small' was begun: continue it with --resume"):
+    with pytest.raises(InputError, match="model 'small' was started: continue it with --resume"):
         begin(work, SMALL, games)
     assert begun_settings(work) == SMALL
     work.final.mkdir()
