@@ -16,7 +16,7 @@ from prefect import flow
 
 from entente.evaluation.intervals import format_interval
 from entente.records.policy_version import BASE, PolicyVersion
-from entente.rollouts.groups import Stretch
+from entente.rollouts.groups import GroupRange
 from entente.rollouts.improve_rounds import (
     ImproveSettings,
     begin_round,
@@ -187,8 +187,8 @@ async def _learn(
         step, groups = newest.version + 1, resources.rollouts.start_groups if improve.rollouts else 0
         asked, reports = time.monotonic(), ()
         if groups and not repeats:
-            stretch = Stretch(step=step, first_group=(step - 1) * groups, count=groups)
-            reports = (await roll_out_groups(quoted(resources), stretch),)
+            group_range = GroupRange(step=step, first_group=(step - 1) * groups, count=groups)
+            reports = (await roll_out_groups(quoted(resources), group_range),)
             await has_fresh_rows(resources)  # lists the folders: steps on targets alone leave gaps in the numbers
         rolled = StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=float(not reports), queue={})
         trained = await train_step(quoted(resources), step, groups, query)

@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 
 from entente.inference.server_arguments import start_limit_s
 from entente.rollouts.figures import Figures
-from entente.rollouts.groups import Stretch, play_stretch
+from entente.rollouts.groups import GroupRange, play_groups
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.telemetry.errors import EngineLostError, InputError
 from entente.telemetry.machine import usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths
-from tasks.rollout_queue import STRETCHES_AT_ONCE
+from tasks.rollout_queue import RANGES_AT_ONCE
 from tasks.rollout_side import RolloutSide
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ _LOOK_S = 5.0
 # -- in a worker process -----------------------------------------------------------------------------------------------------
 
 
-def play_in_worker(root: Path, stretch: Stretch) -> Figures:
+def play_in_worker(root: Path, group_range: GroupRange) -> Figures:
     """Play a range of groups in a thread of this worker process, within the time limit of a rollout task."""
-    return asyncio.run(asyncio.wait_for(play_here(root, stretch), ROLLOUT_TIMEOUT_S))
+    return asyncio.run(asyncio.wait_for(play_here(root, group_range), ROLLOUT_TIMEOUT_S))
 
 
-async def play_here(root: Path, stretch: Stretch) -> Figures:
+async def play_here(root: Path, group_range: GroupRange) -> Figures:
     side = await asyncio.to_thread(_side_of, root)
     await side.follow()
-    return await play_stretch(side.resources, stretch)
+    return await play_groups(side.resources, group_range)
 
 
 async def close_side(root: Path) -> None:
@@ -96,8 +96,8 @@ class DaskCluster:
     def __init__(self, root: Path, client: "Client", address: str) -> None:
         self._root, self._client, self._at = root, client, _at(address)
 
-    async def play(self, stretch: Stretch) -> Figures:
-        """Play a range of groups on a worker; see `play_stretch`.
+    async def play(self, group_range: GroupRange) -> Figures:
+        """Play a range of groups on a worker; see `play_groups`.
 
         Raises:
             EngineLostError: the scheduler is lost, there was no worker for too long, or workers died repeatedly.
@@ -106,7 +106,7 @@ class DaskCluster:
         from distributed.scheduler import KilledWorker
 
         await self._wait_for_scheduler()
-        future: Any = self._client.submit(play_in_worker, self._root, stretch, pure=False)
+        future: Any = self._client.submit(play_in_worker, self._root, group_range, pure=False)
         answer: asyncio.Future[Figures] = asyncio.ensure_future(future.result())
         try:
             await self._wait_for(answer)
@@ -114,7 +114,7 @@ class DaskCluster:
         except FutureCancelledError as error:
             raise self._scheduler_lost() from error
         except KilledWorker as error:
-            raise EngineLostError(f"Dask's workers died repeatedly on start groups from {stretch.first_group}") from error
+            raise EngineLostError(f"Dask's workers died repeatedly on start groups from {group_range.first_group}") from error
         finally:
             answer.cancel()  # Dask drops a future without waiters
 
@@ -159,7 +159,7 @@ async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
             if not address:
                 cluster: Any = LocalCluster(
                     n_workers=workers,
-                    threads_per_worker=STRETCHES_AT_ONCE,
+                    threads_per_worker=RANGES_AT_ONCE,
                     dashboard_address=None,  # type: ignore[arg-type]  # documented so
                     memory_limit=0,  # Dask must not kill a worker for its engine's memory
                     silence_logs=logging.CRITICAL,

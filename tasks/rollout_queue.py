@@ -20,7 +20,7 @@ from typing import Self
 
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.figures import Figures, rollout_figures
-from entente.rollouts.groups import Stretch
+from entente.rollouts.groups import GroupRange
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
@@ -42,7 +42,7 @@ class StepRollouts:
     """Registered `queue/` metrics."""
 
 
-STRETCHES_AT_ONCE = 4
+RANGES_AT_ONCE = 4
 """Ranges of groups that a process plays at once; their requests share the batches of one engine."""
 
 
@@ -54,7 +54,7 @@ def groups_per_task(settings: RunSettings) -> int:
     """
     pipeline = settings.pipeline
     processes = pipeline.dask_workers if pipeline.task_runner == "dask" else 1
-    parts = processes * (1 if pipeline.buffer_depth <= 1 else STRETCHES_AT_ONCE)
+    parts = processes * (1 if pipeline.buffer_depth <= 1 else RANGES_AT_ONCE)
     return -(-settings.rollouts.start_groups // parts)
 
 
@@ -67,7 +67,7 @@ class RolloutQueue:
     def __init__(
         self,
         resources: Resources,
-        play: Callable[[Stretch], Awaitable[Figures]],
+        play: Callable[[GroupRange], Awaitable[Figures]],
         *,
         depth: int,
         last_step: int,
@@ -87,7 +87,7 @@ class RolloutQueue:
         """Newest step with started groups."""
         self._held: PolicyVersion | None = None  # version to serve before the rollouts of the next step
         self._publishing: asyncio.Task[None] | None = None
-        self._in_flight: dict[asyncio.Future[Figures], Stretch] = {}
+        self._in_flight: dict[asyncio.Future[Figures], GroupRange] = {}
         self._reports: list[Figures] = []
         self._ready = 0
         self._expired: int | None = None  # total of the run; None before the first request to the trainer
@@ -113,7 +113,7 @@ class RolloutQueue:
         await self._publish_held()
         reports, self._reports = tuple(self._reports), []
         queue = {
-            "queue/in_flight": float(sum(stretch.count for stretch in self._in_flight.values())),
+            "queue/in_flight": float(sum(group_range.count for group_range in self._in_flight.values())),
             "queue/ready": float(self._ready),
             "queue/expired": float(expired),
         }
@@ -167,8 +167,8 @@ class RolloutQueue:
         while self._begun < last:
             self._begun += 1
             for first, count in self._missing(self._begun):
-                stretch = Stretch(first_group=first, count=count, step=self._begun, after=held)
-                self._in_flight[asyncio.ensure_future(self._play(stretch))] = stretch
+                group_range = GroupRange(first_group=first, count=count, step=self._begun, after=held)
+                self._in_flight[asyncio.ensure_future(self._play(group_range))] = group_range
 
     def _missing(self, step: int) -> Iterable[tuple[int, int]]:
         """(first group, count) of each task of a step, without groups in shards, which a resumed run may have."""
@@ -189,7 +189,7 @@ class RolloutQueue:
             self._reports.append(rollout_figures(covered, self._wanted - missing, self._resources.tokens.thinking))
 
     def _own(self, step: int) -> list[asyncio.Future[Figures]]:
-        return [task for task, stretch in self._in_flight.items() if stretch.step <= step]
+        return [task for task, group_range in self._in_flight.items() if group_range.step <= step]
 
     async def _collect(self, step: int) -> int:
         """Wait for the rollouts of `step`. Returns the number of advantage groups that became too old since the previous step."""

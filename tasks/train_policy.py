@@ -13,7 +13,7 @@ from prefect.context import FlowRunContext
 from prefect.utilities.annotations import quote
 
 from entente.rollouts.figures import Figures
-from entente.rollouts.groups import Stretch, play_probe, play_stretch
+from entente.rollouts.groups import GroupRange, play_groups, play_probe
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.training.process import TrainedStep
 from storage.lesson_shelf import LessonQuery
@@ -31,30 +31,30 @@ COMPARE_EVERY = 20
 
 @task(
     name="rollout",
-    task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
+    task_run_name="rollout-s{group_range.step}-g{group_range.first_group}",
     persist_result=False,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
     retry_jitter_factor=1,
 )
-async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, stretch: Stretch) -> Figures:
+async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, group_range: GroupRange) -> Figures:
     """Play start groups on a Dask worker, which publishes their shard. The worker enforces the time limit, because a task may
     wait for a free worker."""
     with resources.spans.span("rollout"):
-        return await cluster.play(stretch)
+        return await cluster.play(group_range)
 
 
 @task(
     name="rollout",
-    task_run_name="rollout-s{stretch.step}-g{stretch.first_group}",
+    task_run_name="rollout-s{group_range.step}-g{group_range.first_group}",
     persist_result=False,
     timeout_seconds=ROLLOUT_TIMEOUT_S,
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
     retry_jitter_factor=1,
 )
-async def roll_out_groups(resources: Resources, stretch: Stretch) -> Figures:
-    return await play_stretch(resources, stretch)
+async def roll_out_groups(resources: Resources, group_range: GroupRange) -> Figures:
+    return await play_groups(resources, group_range)
 
 
 @task(

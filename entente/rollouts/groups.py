@@ -50,7 +50,7 @@ class StartGroup:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Stretch:
+class GroupRange:
     """Consecutive start groups that one rollout task plays. All start from the positions of one step."""
 
     first_group: int
@@ -63,16 +63,16 @@ class Stretch:
     """Ledger of a step. The shard is published only once this file exists, so it cannot change what that step selects."""
 
 
-async def play_stretch(resources: RolloutResources, stretch: Stretch) -> Figures:
-    """Play the start groups of `stretch` and publish their shard; a retry after that plays nothing. Returns their figures."""
+async def play_groups(resources: RolloutResources, group_range: GroupRange) -> Figures:
+    """Play the start groups of `group_range` and publish their shard; a retry after that plays nothing. Returns their figures."""
     with resources.spans.span("rollout"):
-        first_of_step = (stretch.step - 1) * resources.rollouts.start_groups
-        settings, stage = resources.rollouts.at(stretch.step), f"rollout {stretch.step}"
-        drawn = resources.cache.train, settings.start_groups, resources.seed, stretch.step
+        first_of_step = (group_range.step - 1) * resources.rollouts.start_groups
+        settings, stage = resources.rollouts.at(group_range.step), f"rollout {group_range.step}"
+        drawn = resources.cache.train, settings.start_groups, resources.seed, group_range.step
         positions = await asyncio.to_thread(sample_start_positions, *drawn, sampling=settings.sampling)
-        mine = positions[stretch.first_group - first_of_step :][: stretch.count]
-        found = await play_missing(resources, stage, LOCAL_PRODUCER, mine, stretch.first_group, stretch.after, settings)
-        return await asyncio.to_thread(rollout_figures, found, stretch.count, resources.tokens.thinking)
+        mine = positions[group_range.first_group - first_of_step :][: group_range.count]
+        found = await play_missing(resources, stage, LOCAL_PRODUCER, mine, group_range.first_group, group_range.after, settings)
+        return await asyncio.to_thread(rollout_figures, found, group_range.count, resources.tokens.thinking)
 
 
 async def play_missing(
@@ -94,8 +94,8 @@ async def play_missing(
     """
     count = len(positions)
     found = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
-    for first, stretch in found.missing:
-        mine = positions[first - first_group : first - first_group + stretch]
+    for first, group_range in found.missing:
+        mine = positions[first - first_group : first - first_group + group_range]
         await _play_groups(resources, stage, producer, mine, first, rollouts or resources.rollouts, after)
     if found.missing:
         whole = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)

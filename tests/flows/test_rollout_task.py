@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from entente.rollouts.figures import add_up
-from entente.rollouts.groups import Stretch
+from entente.rollouts.groups import GroupRange
 from entente.rollouts.settings import RolloutSettings
 from storage.asking import connect
 from storage.index import open_index
@@ -34,7 +34,7 @@ def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callab
 
 def play(resources: Resources, *tasks: tuple[int, int]) -> list[Any]:
     """Roll out tasks of (first start group, count), one after the other, without Prefect; their reports."""
-    return [asyncio.run(roll_out_groups.fn(resources, Stretch(first, count, STEP))) for first, count in tasks]
+    return [asyncio.run(roll_out_groups.fn(resources, GroupRange(first, count, STEP))) for first, count in tasks]
 
 
 def rows(resources: Resources) -> list[tuple[Any, ...]]:
@@ -106,7 +106,7 @@ def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_r
     shard = shard_path(run.paths, LOCAL_PRODUCER, FIRST)
 
     async def scene() -> None:
-        playing = asyncio.create_task(roll_out_groups.fn(run, Stretch(FIRST, 1, STEP, ledger)))  # type: ignore[arg-type]
+        playing = asyncio.create_task(roll_out_groups.fn(run, GroupRange(FIRST, 1, STEP, ledger)))  # type: ignore[arg-type]
         while ledger.looks < 5 and not playing.done():
             await asyncio.sleep(0.02)
         assert run.engine.requests and not shard.exists() and not playing.done()  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entente.rollouts.groups import Stretch, _roll_out, play_stretch
+from entente.rollouts.groups import GroupRange, _roll_out, play_groups
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.timing import Spans
 from storage.runs import RunPaths
@@ -61,5 +61,5 @@ def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: 
         rollouts=RolloutSettings(start_groups=2, horizon_years=1, horizon_schedule="3:2, 5:4"),
     )
     for step in (1, 2, 3, 4, 5, 9):
-        asyncio.run(play_stretch(resources, Stretch(2 * (step - 1), 2, step)))
+        asyncio.run(play_groups(resources, GroupRange(2 * (step - 1), 2, step)))
     assert played == [1, 1, 2, 2, 4, 4]

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from entente.players.past_versions import PastVersions
 from entente.records.policy_version import BASE, PolicyVersion
-from entente.rollouts.groups import Stretch
+from entente.rollouts.groups import GroupRange
 from entente.rollouts.league import League, league_members, tally_fork, weigh
 from entente.rollouts.resources import RolloutResources
 from entente.rollouts.settings import RolloutSettings
@@ -97,11 +97,11 @@ def test_a_killed_and_resumed_run_meets_the_same_players(run: RunPaths, tmp_path
     )
     for made, paths in ((first, run), (other, whole)):
         serve(made, paths, 3)
-    asyncio.run(roll_out_groups.fn(first, Stretch(12, 2, 4)))  # type: ignore[arg-type]
+    asyncio.run(roll_out_groups.fn(first, GroupRange(12, 2, 4)))  # type: ignore[arg-type]
     resumed = resources(run, host, uniform_engine(), tokens, positions)
     serve(resumed, run, 5)
-    asyncio.run(roll_out_groups.fn(resumed, Stretch(14, 2, 4)))  # type: ignore[arg-type]
-    asyncio.run(roll_out_groups.fn(other, Stretch(12, 4, 4)))  # type: ignore[arg-type]
+    asyncio.run(roll_out_groups.fn(resumed, GroupRange(14, 2, 4)))  # type: ignore[arg-type]
+    asyncio.run(roll_out_groups.fn(other, GroupRange(12, 4, 4)))  # type: ignore[arg-type]
     assert opponents(run) == opponents(whole) and set(opponents(run)) == {12, 13, 14, 15}
     assert "policy:2" in str(opponents(run)) and "policy:4" not in str(opponents(run))
     assert [file.name for file in (run.league / "local").iterdir()] == ["000004.json"]

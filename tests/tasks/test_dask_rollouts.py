@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entente.rollouts.groups import Stretch
+from entente.rollouts.groups import GroupRange
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
@@ -41,24 +41,26 @@ def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: An
     size = 2  # start groups of a step of the small run
 
     async def play() -> list[Any]:
-        return list(await asyncio.gather(*(play_here(paths.root, Stretch((step - 1) * size, size, step)) for step in (51, 52))))
+        return list(
+            await asyncio.gather(*(play_here(paths.root, GroupRange((step - 1) * size, size, step)) for step in (51, 52)))
+        )
 
     reports = asyncio.run(play())
     assert len(opened) == 1 and [report["start_groups"] for report in reports] == [size, size]
     assert all(shard_path(paths, LOCAL_PRODUCER, first).exists() for first in (FIRST, FIRST + size))
-    again = asyncio.run(play_here(paths.root, Stretch(FIRST, size, 51)))
+    again = asyncio.run(play_here(paths.root, GroupRange(FIRST, size, 51)))
     assert len(opened) == 1 and again == reports[0], "what is published is not played again"
 
 
 def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: Any, opened: list[Any], serve: Any):
     paths, _ = run()
-    asyncio.run(play_here(paths.root, Stretch(FIRST, 1, 51)))
+    asyncio.run(play_here(paths.root, GroupRange(FIRST, 1, 51)))
     settings = paths.settings.read_text().replace('"forks_per_group": 4', '"forks_per_group": 3')
     paths.settings.write_text(settings)
     plays = settings_of(paths).plays
     other = ControlDesk(paths, base_model=read_control(paths).base_model, plays=plays, max_policy_lag=2)
     serve(paths, other, 1)
-    asyncio.run(play_here(paths.root, Stretch(FIRST + 1, 1, 51)))
+    asyncio.run(play_here(paths.root, GroupRange(FIRST + 1, 1, 51)))
     assert len(opened) == 2 and [side.settings.plays for side in dask_rollouts._open.values()] == [plays]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.figures import Figures
-from entente.rollouts.groups import Stretch
+from entente.rollouts.groups import GroupRange
 from entente.telemetry.timing import Spans
 from entente.training.process import TrainedStep
 from storage.ledger import Eligible
@@ -25,38 +25,38 @@ LAST_STEP = 6
 
 
 class Field:
-    """Source and trainer in one: the test says when and how a stretch ends; what was published and not yet trained is ready."""
+    """Source and trainer in one: the test says when and how a range of groups ends; what was published and not yet trained is ready."""
 
     def __init__(self) -> None:
-        self.begun: list[Stretch] = []
-        self.running: dict[Stretch, asyncio.Future[None]] = {}
-        self.cancelled: list[Stretch] = []
+        self.begun: list[GroupRange] = []
+        self.running: dict[GroupRange, asyncio.Future[None]] = {}
+        self.cancelled: list[GroupRange] = []
         self.dull: set[int] = set()
         """Start groups that teach nothing."""
         self.ready: list[int] = []
         self.expired = 0
 
-    async def play(self, stretch: Stretch) -> Figures:
-        self.begun.append(stretch)
-        self.running[stretch] = asyncio.get_running_loop().create_future()
+    async def play(self, group_range: GroupRange) -> Figures:
+        self.begun.append(group_range)
+        self.running[group_range] = asyncio.get_running_loop().create_future()
         try:
-            await self.running[stretch]
+            await self.running[group_range]
         except asyncio.CancelledError:
-            self.cancelled.append(stretch)
+            self.cancelled.append(group_range)
             raise
         finally:
-            del self.running[stretch]
-        numbers = range(stretch.first_group, stretch.first_group + stretch.count)
+            del self.running[group_range]
+        numbers = range(group_range.first_group, group_range.first_group + group_range.count)
         self.ready += [number for number in numbers if number not in self.dull]
-        return {"start_groups": stretch.count}
+        return {"start_groups": group_range.count}
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
         return Eligible(start_groups=len(self.ready), advantage_groups=3 * len(self.ready), expired=self.expired)
 
     def end(self, *first_groups: int, error: Exception | None = None) -> None:
-        """Let stretches that begin with these start groups end; all that run, if none is named."""
-        for stretch, end in list(self.running.items()):
-            if not end.done() and (not first_groups or stretch.first_group in first_groups):
+        """Let ranges of groups that begin with these start groups end; all that run, if none is named."""
+        for group_range, end in list(self.running.items()):
+            if not end.done() and (not first_groups or group_range.first_group in first_groups):
                 end.set_exception(error) if error else end.set_result(None)
 
     def train(self) -> None:
@@ -118,9 +118,9 @@ def test_while_a_step_trains_as_many_steps_of_start_groups_as_the_buffer_is_deep
                 assert len(field.running) == min(depth, LAST_STEP - step) * START_GROUPS
 
     scene(run)
-    numbers = [stretch.first_group for stretch in field.begun]
+    numbers = [group_range.first_group for group_range in field.begun]
     assert numbers == list(range(LAST_STEP * START_GROUPS)), "each once, in order, and none that no step would train on"
-    assert all(stretch.step == stretch.first_group // START_GROUPS + 1 for stretch in field.begun)
+    assert all(group_range.step == group_range.first_group // START_GROUPS + 1 for group_range in field.begun)
 
 
 def test_with_a_buffer_a_step_begins_with_whichever_start_groups_are_ready_first_and_never_waits_for_the_slowest(field: Field):
@@ -233,7 +233,7 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
             assert not field.running, "nothing is played that no step would train on"
 
     scene(run)
-    assert [stretch.step for stretch in field.begun] == list(range(1, LAST_STEP + 1))
+    assert [group_range.step for group_range in field.begun] == list(range(1, LAST_STEP + 1))
 
 
 def step(version: int) -> PolicyVersion:
