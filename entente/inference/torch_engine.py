@@ -18,7 +18,7 @@ from entente.inference.adapter_check import check_adapter
 from entente.inference.engine import Engine, EngineStats
 from entente.inference.engine_cards import engine_cards
 from entente.inference.settings import InferenceSettings
-from entente.inference.torch_lane import Lane, PartialCompletion
+from entente.inference.torch_batcher import Batcher, PartialCompletion
 from entente.inference.torch_model import TorchModel
 from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
@@ -48,9 +48,9 @@ class TorchEngine(Engine):
         self._device = device
         self._model: TorchModel | None = None
         self._positions = 0
-        self._served: dict[int, Lane] = {}
+        self._served: dict[int, Batcher] = {}
         self._newest = BASE_VERSION
-        self._lanes: list[Lane] = []
+        self._batchers: list[Batcher] = []
         """Served batchers, and replaced ones with requests in flight; the next to step comes first."""
         self._requests: dict[str, PartialCompletion] = {}
         self._stepping = False
@@ -65,7 +65,7 @@ class TorchEngine(Engine):
         except (OSError, RuntimeError, ValueError) as error:
             raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
         self._positions = max_position(self._folder)
-        self._add_lane(BASE)
+        self._add_batcher(BASE)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
@@ -82,12 +82,12 @@ class TorchEngine(Engine):
     async def publish(self, policy: PolicyVersion) -> None:
         async with self._publishing:
             model = self._running_model()
-            lane = self._served.get(policy.version)
-            if lane is None or lane.policy != policy:
+            batcher = self._served.get(policy.version)
+            if batcher is None or batcher.policy != policy:
                 if policy.adapter_hash != BASE_HASH:
                     facts = await asyncio.to_thread(check_adapter, policy, self._folder, MAX_RANK)
                     model.add_adapter(policy.adapter_hash, policy.folder, facts)
-                self._add_lane(policy)
+                self._add_batcher(policy)
             self._newest = policy.version
             self._free_unused()
 
@@ -95,18 +95,18 @@ class TorchEngine(Engine):
         for version in [v for v in self._served if v < oldest and v not in keep and v != self._newest]:
             del self._served[version]
             gone = VersionGoneError(f"policy version {version} was retired from engine '{self.name}': ask for a newer one")
-            for lane in [lane for lane in self._lanes if lane.policy.version == version]:
-                for pending in (*lane.waiting, *lane.running):
+            for batcher in [batcher for batcher in self._batchers if batcher.policy.version == version]:
+                for pending in (*batcher.waiting, *batcher.running):
                     pending.fail(gone)
-                lane.clear()
+                batcher.clear()
         self._free_unused()
 
     async def forget_prefixes(self) -> None:
-        if not any(lane.busy for lane in self._lanes):
-            for lane in self._lanes:
-                lane.clear()
+        if not any(batcher.busy for batcher in self._batchers):
+            for batcher in self._batchers:
+                batcher.clear()
             # Lanes that take turns change their order, and which requests share a pass depends on it.
-            self._lanes.sort(key=lambda lane: lane.policy.version)
+            self._batchers.sort(key=lambda batcher: batcher.policy.version)
 
     async def stats(self) -> EngineStats:
         running = len(self._requests)
@@ -115,7 +115,7 @@ class TorchEngine(Engine):
     async def close(self) -> None:
         self._fail_all(EngineLostError(f"engine '{self.name}' was closed"))
         self._served.clear()
-        self._lanes.clear()
+        self._batchers.clear()
         self._model = None
 
     def _running_model(self) -> TorchModel:
@@ -123,10 +123,10 @@ class TorchEngine(Engine):
             raise EngineLostError(f"engine '{self.name}' is not running")
         return self._model
 
-    def _add_lane(self, policy: PolicyVersion) -> None:
-        lane = Lane(self._running_model(), self._settings.max_sequences, policy)
-        self._served[policy.version] = lane
-        self._lanes.append(lane)
+    def _add_batcher(self, policy: PolicyVersion) -> None:
+        batcher = Batcher(self._running_model(), self._settings.max_sequences, policy)
+        self._served[policy.version] = batcher
+        self._batchers.append(batcher)
 
     def _admit(self, request: GenerationRequest, answer: asyncio.Future[Generation]) -> PartialCompletion:
         vocabulary = self._running_model().vocabulary_size
@@ -150,40 +150,40 @@ class TorchEngine(Engine):
         if not request.temperature > 0:
             raise EngineError(f"{where} has temperature {request.temperature}: it must be above 0")
         version = self._newest if request.version is None else request.version
-        lane = self._served.get(version)
-        if lane is None:
+        batcher = self._served.get(version)
+        if batcher is None:
             raise VersionGoneError(f"engine '{self.name}' does not serve policy version {version}: ask for {self._newest}")
         pending = PartialCompletion(request, answer)
         self._requests[request.request_id] = pending
-        lane.waiting.append(pending)
+        batcher.waiting.append(pending)
         self._counts["requests"] += 1
         return pending
 
     def _step(self) -> None:
         """Run one step of the next batcher, and schedule another while requests are in flight."""
-        lane = next((lane for lane in self._lanes if lane.busy), None)
-        if lane is None:
+        batcher = next((batcher for batcher in self._batchers if batcher.busy), None)
+        if batcher is None:
             self._stepping = False
             return
-        self._lanes.remove(lane)
-        self._lanes.append(lane)
-        room = self._settings.max_sequences - sum(len(each.running) for each in self._lanes)
-        before = lane.steps
+        self._batchers.remove(batcher)
+        self._batchers.append(batcher)
+        room = self._settings.max_sequences - sum(len(each.running) for each in self._batchers)
+        before = batcher.steps
         try:
             with torch.inference_mode():
-                ended = lane.advance(room, self._settings.max_batched_tokens)
+                ended = batcher.advance(room, self._settings.max_batched_tokens)
         except Exception as error:
             self._stepping = False
             self._fail_all(EngineLostError(f"engine '{self.name}' failed in a step: {error}"))
             return
-        self._steps += lane.steps - before
+        self._steps += batcher.steps - before
         for pending in ended:
-            self._finish(pending, lane)
-        if not lane.busy:
+            self._finish(pending, batcher)
+        if not batcher.busy:
             self._free_unused()
         asyncio.get_running_loop().call_soon(self._step)
 
-    def _finish(self, pending: PartialCompletion, lane: Lane) -> None:
+    def _finish(self, pending: PartialCompletion, batcher: Batcher) -> None:
         if pending.answer is None or pending.answer.done():
             return
         now = time.monotonic()
@@ -197,7 +197,7 @@ class TorchEngine(Engine):
             Generation(
                 token_ids=np.array(pending.token_ids, np.int32),
                 logprobs=np.array(pending.logprobs, np.float32),
-                policy=lane.policy,
+                policy=batcher.policy,
                 worker=self.name,
                 queue_ms=1e3 * (scheduled - pending.arrived),
                 prefill_ms=1e3 * (first - scheduled),
@@ -209,16 +209,16 @@ class TorchEngine(Engine):
     def _free_unused(self) -> None:
         """Free the rows of idle versions except the newest, and the adapters of versions that are no longer served."""
         served = list(self._served.values())
-        for lane in self._lanes:
-            if not lane.busy and lane is not self._served.get(self._newest):
-                lane.clear()
-        dropped = [lane for lane in self._lanes if not lane.busy and lane not in served]
-        self._lanes = [lane for lane in self._lanes if lane not in dropped]
-        for name in {lane.adapter for lane in dropped} - {lane.adapter for lane in self._lanes}:
+        for batcher in self._batchers:
+            if not batcher.busy and batcher is not self._served.get(self._newest):
+                batcher.clear()
+        dropped = [batcher for batcher in self._batchers if not batcher.busy and batcher not in served]
+        self._batchers = [batcher for batcher in self._batchers if batcher not in dropped]
+        for name in {batcher.adapter for batcher in dropped} - {batcher.adapter for batcher in self._batchers}:
             self._running_model().remove_adapter(name)
 
     def _fail_all(self, error: EngineError) -> None:
         for pending in self._requests.values():
             pending.fail(error)
-        for lane in self._lanes:
-            lane.clear()
+        for batcher in self._batchers:
+            batcher.clear()

@@ -119,7 +119,7 @@ def test_a_run_whose_sampler_lies_refuses_to_start_and_trains_nothing(workplace,
     first step, quick tests say; here a whole run ends so."""
     program = """
 from dataclasses import replace
-from entente.inference.torch_lane import PartialCompletion
+from entente.inference.torch_batcher import PartialCompletion
 
 honest = PartialCompletion.__init__
 PartialCompletion.__init__ = lambda partial, request, answer: honest(partial, replace(request, temperature=0.7), answer)

@@ -12,7 +12,7 @@ from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference.legal_arena import LegalArena
 from entente.inference.legal_rows import LegalRows
 from entente.inference.sampling import seed_array, uniforms
-from entente.inference.torch_lane import sample_next
+from entente.inference.torch_batcher import sample_next
 from tests.families import listed
 from tests.inference.test_sampling import begin
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entente.inference.torch_lane import LEAST_SHARED, plan_prefixes
+from entente.inference.torch_batcher import LEAST_SHARED, plan_prefixes
 
 ENOUGH = 1 << 30
 

@@ -9,7 +9,7 @@ import pytest
 from entente.decoding.legal_table import END, LegalTable, ThoughtRule
 from entente.inference import sampling
 from entente.inference.sampling import seed_array, uniforms
-from entente.inference.torch_lane import PartialCompletion, sample_next
+from entente.inference.torch_batcher import PartialCompletion, sample_next
 from entente.records.rows import GenerationRequest
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from entente.decoding.legal_table import END, LegalTable, ThoughtRule
-from entente.inference import torch_lane, torch_model
+from entente.inference import torch_batcher, torch_model
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.policy_version import version_in
@@ -106,7 +106,7 @@ def thoughtful(table: LegalTable, budget: int, end: int) -> LegalTable:
 def test_thoughts_are_drawn_in_parts_of_the_head_and_of_the_batch(host, folder, monkeypatch):
     """Beside requests that do not think, which read only the rows of the head that they need."""
     monkeypatch.setattr(torch_model, "_HEAD_PART", 64)
-    monkeypatch.setattr(torch_lane, "_OPEN_LOGITS", 500)
+    monkeypatch.setattr(torch_batcher, "_OPEN_LOGITS", 500)
     rows: list[int] = []
     plain = torch_model.TorchModel.open_logits
     monkeypatch.setattr(

@@ -118,7 +118,7 @@ def sample_next(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndar
     return np.flatnonzero(~finite).tolist()
 
 
-class Lane:
+class Batcher:
     """Batches the requests of one policy version: its rows and its queue."""
 
     def __init__(self, model: TorchModel, max_rows: int, policy: PolicyVersion) -> None:
