@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.outcome import Outcome, Target, require_result, timed, waited
-from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, history, plies_of
+from benchmarks.storage_rows import ROWS_PER_START_GROUP, VERSIONS, decisions_of, history, phases_of
 from entente.telemetry.errors import InputError
 from storage.index import Index, open_index
 from storage.ledger import ROWS_SCHEMA, write_ledger
@@ -112,8 +112,8 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
     index = open_index(paths)
     attach = []
     for number in range(max(rounds + 1, round(GATHERED_SHARDS * scale), STEP_SHARDS)):
-        rows, plies = decisions_of(range(number, number + 1), seed), plies_of(range(number, number + 1))
-        publish_shard(paths, "bench", number, rows, plies, {})
+        rows, phases = decisions_of(range(number, number + 1), seed), phases_of(range(number, number + 1))
+        publish_shard(paths, "bench", number, rows, phases, {})
         took, taken = timed(index.refresh)
         require_result(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
@@ -136,7 +136,7 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
 
 def rows_of(index: Index) -> pa.Table:
     query = (
-        'SELECT shard, "row", decision_id, start_group, fork, ply, power, phase, policy_version, 0::INTEGER AS policy_lag, '
+        'SELECT shard, "row", decision_id, start_group, fork, phase_index, power, phase, policy_version, 0::INTEGER AS policy_lag, '
         'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'
     )
     return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from entente.game.snapshot import POWERS
-from entente.records.rows import Decision, Ply, decision_id
-from storage.arrow_files import COMPONENTS, DECISION_SCHEMA, PLY_SCHEMA, row_checksums
+from entente.records.rows import Decision, PlayedPhase, decision_id
+from storage.arrow_files import COMPONENTS, DECISION_SCHEMA, PHASE_SCHEMA, row_checksums
 
 FORKS = 6
 ROWS_PER_START_GROUP = FORKS * len(POWERS)
@@ -21,7 +21,7 @@ _TOKENS = 4096
 _PHASE = "S1903M"
 _SAME: dict[str, Any] = {
     "phase": _PHASE,
-    "ply": 0,
+    "phase_index": 0,
     "opponents": "policy",
     "worker": "worker-0",
     "adapter_hash": "ab" * 16,
@@ -51,17 +51,17 @@ def decisions_of(start_groups: range, seed: int) -> list[Decision]:
     return made
 
 
-def plies_of(start_groups: range) -> list[Ply]:
+def phases_of(start_groups: range) -> list[PlayedPhase]:
     texts = {"position": "{}", "orders": "{}", "results": "{}"}
     return [
-        Ply(start_group=group, fork=fork, ply=0, phase=_PHASE, snapshot_id=f"{group:016x}", **texts)
+        PlayedPhase(start_group=group, fork=fork, phase_index=0, phase=_PHASE, snapshot_id=f"{group:016x}", **texts)
         for group in start_groups
         for fork in range(FORKS)
     ]
 
 
 def history(start_groups: range, all_groups: int, seed: int) -> tuple[pa.Table, pa.Table]:
-    """Decisions and plies of these start groups of a run with `all_groups` and versions from 0 to VERSIONS - 1."""
+    """Decisions and phases of these start groups of a run with `all_groups` and versions from 0 to VERSIONS - 1."""
     rng, groups = np.random.default_rng([seed, start_groups.start]), np.array(start_groups, np.int64)
     n = len(groups) * ROWS_PER_START_GROUP
     newest = groups * (VERSIONS - 1) // max(1, all_groups - 1)
@@ -80,12 +80,12 @@ def history(start_groups: range, all_groups: int, seed: int) -> tuple[pa.Table, 
     decisions = _table(columns, DECISION_SCHEMA)
     place = DECISION_SCHEMA.get_field_index("checksum")
     sums = pa.array(row_checksums(decisions), pa.uint32())
-    plies = {
+    phases = {
         "start_group": pa.array(np.repeat(groups, FORKS)),
         "fork": pa.array(np.tile(np.arange(FORKS, dtype=np.int16), len(groups))),
         "snapshot_id": _ids(np.repeat(groups, FORKS)),
     }
-    return decisions.set_column(place, DECISION_SCHEMA.field(place), sums), _table(plies, PLY_SCHEMA)
+    return decisions.set_column(place, DECISION_SCHEMA.field(place), sums), _table(phases, PHASE_SCHEMA)
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:

@@ -5,13 +5,13 @@ A trainer's index holds the shards within its staleness budget: their metadata n
 not read, and a shard is dropped when all its rows are too old. Without `oldest` an index holds every shard, as for a query over
 the run.
 
-Reading facts verifies every byte of a shard and of its plies, and gathering rows verifies it again. A damaged shard is set
+Reading facts verifies every byte of a shard and of its phases, and gathering rows verifies it again. A damaged shard is set
 aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used.
 
 `select_batch.sql` defines the selection. The same shards, ledgers, settings and step give the same rows in the same order, in any
 process and with any number of threads.
 
-Tables: `decisions`, `advantage_groups`, `plies`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their columns
+Tables: `decisions`, `advantage_groups`, `phases`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their columns
 come from an empty instance of what is inserted, so schema and tables always agree. DuckDB neither holds nor returns token lists,
 and this module does not write to the run. An index is for one thread at a time.
 """
@@ -28,22 +28,22 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from entente.records.rows import Ply
+from entente.records.rows import PlayedPhase
 from entente.telemetry.errors import DataError
 from storage.arrow_files import DECISION_SCHEMA, map_arrow, to_table
 from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
 from storage.own_selection import ask_for_start_groups
-from storage.rewards import check_blend, decision_facts, ply_facts
+from storage.rewards import check_blend, decision_facts, phase_facts
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.shards import NO_ROWS, Shard, describe_shard, open_plies, shard_names
+from storage.shards import NO_ROWS, Shard, describe_shard, open_phases, shard_names
 
 logger = logging.getLogger("entente.storage")
 
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""
-_TABLES = ("decisions", "advantage_groups", "plies", "batches")
+_TABLES = ("decisions", "advantage_groups", "phases", "batches")
 STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 _SELECT_SQL = Path(__file__).with_name("select_batch.sql").read_text()
 _GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
@@ -113,9 +113,9 @@ class Index:
         self._make_tables()
 
     def _make_tables(self) -> None:
-        decisions, plies = self._facts("", to_table([]), to_table([], Ply))
+        decisions, phases = self._facts("", to_table([]), to_table([], PlayedPhase))
         self._with(decisions, "CREATE TABLE decisions AS FROM given", f"CREATE TABLE advantage_groups AS {_GROUPS_SQL}")
-        self._with(plies, "CREATE TABLE plies AS FROM given")
+        self._with(phases, "CREATE TABLE phases AS FROM given")
         self._with(_recorded(0, ROWS_SCHEMA.empty_table()), "CREATE TABLE batches AS FROM given")
         self.connection.execute("CREATE TABLE refused (shard VARCHAR, sentence VARCHAR)")
         self.connection.execute(_GROUPS_VIEW)
@@ -136,8 +136,8 @@ class Index:
             self.connection.execute(statement)
         self.connection.unregister("given")
 
-    def _facts(self, shard: str, decisions: pa.Table, plies: pa.Table) -> tuple[pa.Table, pa.Table]:
-        return decision_facts(decisions, shard, self._storage.blend, self._storage.discount), ply_facts(plies, shard)
+    def _facts(self, shard: str, decisions: pa.Table, phases: pa.Table) -> tuple[pa.Table, pa.Table]:
+        return decision_facts(decisions, shard, self._storage.blend, self._storage.discount), phase_facts(phases, shard)
 
     def refresh(self) -> int:
         """Add new ledgers and shards; returns the number of new decisions."""
@@ -148,13 +148,13 @@ class Index:
         for first in range(0, len(new), _SHARDS_PER_INSERT):
             shards = [self._read_shard(name) for name in new[first : first + _SHARDS_PER_INSERT]]
             if facts := [each for each in shards if each is not None]:
-                decisions, plies = (pa.concat_tables(tables) for tables in zip(*facts, strict=True))
+                decisions, phases = (pa.concat_tables(tables) for tables in zip(*facts, strict=True))
                 self._with(
                     decisions,
                     "INSERT INTO decisions BY NAME FROM given",
                     f"INSERT INTO advantage_groups BY NAME {_GROUPS_SQL}",
                 )
-                self._with(plies, "INSERT INTO plies BY NAME FROM given")
+                self._with(phases, "INSERT INTO phases BY NAME FROM given")
                 new_rows += decisions.num_rows
         return new_rows
 
@@ -168,7 +168,7 @@ class Index:
             self._steps.add(step)
 
     def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
-        """Verified facts of a shard and its plies; None if it is too old, damaged, or just removed."""
+        """Verified facts of a shard and its phases; None if it is too old, damaged, or just removed."""
         path = self._paths.shards / name
         self.newest_versions[name] = NO_ROWS
         try:
@@ -177,7 +177,7 @@ class Index:
                 if self.newest_versions[name] < self._oldest:
                     return None
             file = map_arrow(path, DECISION_SCHEMA)
-            shard, plies = describe_shard(path, file.table), open_plies(path, file.table)
+            shard, phases = describe_shard(path, file.table), open_phases(path, file.table)
             self._refuse_repeated(shard)
         except DataError as error:
             if self._only is not None or path.exists():
@@ -188,7 +188,7 @@ class Index:
         self._mapped.keep(name, file)
         if self._keep_rows:
             self.rows[name] = file.table
-        return self._facts(name, file.table, plies)
+        return self._facts(name, file.table, phases)
 
     def _refuse_repeated(self, shard: Shard) -> None:
         for other in self._held.values():
@@ -292,10 +292,10 @@ class Index:
     def fresh_rows(self, *, policy_version: int, limit: int) -> pa.Table:
         """At most `limit` complete rows of exactly this version, as a selection without advantage groups (-1)."""
         query = """
-            SELECT shard, row, decision_id, start_group, fork, ply, power, phase, policy_version,
+            SELECT shard, row, decision_id, start_group, fork, phase_index, power, phase, policy_version,
                 0::INTEGER AS policy_lag, checksum, "return", (-1)::INTEGER AS advantage_group
             FROM decisions WHERE policy_version = $policy_version AND status = 'complete'
-            ORDER BY start_group DESC, producer, fork, ply, power, row LIMIT $limit
+            ORDER BY start_group DESC, producer, fork, phase_index, power, row LIMIT $limit
         """
         rows = self.connection.sql(query, params={"policy_version": policy_version, "limit": limit})
         return rows.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()

@@ -13,7 +13,7 @@ from entente.game.snapshot import Snapshot, make_snapshot, position_id
 from entente.telemetry.errors import DataError
 from storage.index import open_index
 from storage.runs import RunPaths
-from storage.shards import open_plies, shard_names
+from storage.shards import open_phases, shard_names
 
 RECENT = 1024
 """Newest start groups whose positions are used: the policy has changed since it played older ones."""
@@ -45,11 +45,11 @@ def _recent_shards(paths: RunPaths, producer: str, before: int) -> list[str]:
 def _positions(paths: RunPaths, shards: list[str]) -> Iterator[tuple[tuple[str, int], str]]:
     """(shard, row) -> position JSON of every phase of these shards."""
     for shard in shards:
-        for row, text in enumerate(open_plies(paths.shards / shard)["position"].to_pylist()):
+        for row, text in enumerate(open_phases(paths.shards / shard)["position"].to_pylist()):
             yield (shard, row), text
 
 
 def _snapshot(position: str, name: str, phase: str, game_id: str, version: int, seed: int, power: str) -> Snapshot:
     if position_id(position) != name:
-        raise DataError(f"a ply in {phase} of {game_id} holds another position than {name}: its shard is damaged, remove it.")
+        raise DataError(f"a phase in {phase} of {game_id} holds another position than {name}: its shard is damaged, remove it.")
     return make_snapshot(position, phase, source=f"policy:{version}", game_id=game_id, seed=seed, power=power)

@@ -1,8 +1,8 @@
--- Positions after the first ply of a producer's forks, each once, newest start groups first.
+-- Positions after the first phase_index of a producer's forks, each once, newest start groups first.
 --   Only complete forks of start groups from $before - $recent to $before - 1.
 --   No held-out position, and no fork that began at one, because evaluation uses those.
 SELECT p.shard, p."row", p.snapshot_id, p.phase, p.start_group, p.fork, f.policy_version, f.seed, f.power
-FROM plies AS p
+FROM phases AS p
 JOIN (
     SELECT
         producer, start_group, fork,
@@ -14,6 +14,6 @@ JOIN (
     HAVING bool_and(status = 'complete')
 ) AS f USING (producer, start_group, fork)
 ANTI JOIN held_out AS h ON h.snapshot_id IN (p.snapshot_id, f.began)
-WHERE producer = $producer AND p.ply > 0 AND start_group < $before AND start_group >= $before - $recent
-QUALIFY row_number() OVER (PARTITION BY p.snapshot_id ORDER BY p.start_group DESC, p.fork, p.ply) = 1
-ORDER BY p.start_group DESC, p.fork, p.ply
+WHERE producer = $producer AND p.phase_index > 0 AND start_group < $before AND start_group >= $before - $recent
+QUALIFY row_number() OVER (PARTITION BY p.snapshot_id ORDER BY p.start_group DESC, p.fork, p.phase_index) = 1
+ORDER BY p.start_group DESC, p.fork, p.phase_index

@@ -6,8 +6,8 @@ reader sees half of it. Ledgers, scores, metrics and settings always stay, and i
 adapters.
 
 No shard is removed while the run's shards fit `retention.shards_gb`. Beyond that the oldest go first, if all their rows exceed
-the staleness budget and no ledger of a step that may be replayed or repeated names them. A shard goes before its plies file: a
-reader that has it mapped keeps it, and a call that is killed between the two leaves plies without a shard, which the next call
+the staleness budget and no ledger of a step that may be replayed or repeated names them. A shard goes before its phases file: a
+reader that has it mapped keeps it, and a call that is killed between the two leaves phases without a shard, which the next call
 removes.
 """
 
@@ -282,7 +282,7 @@ def retire(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: Re
 
 
 def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
-    """Each shard's name and files: the shard itself first, if present, then its plies file."""
+    """Each shard's name and files: the shard itself first, if present, then its phases file."""
     for producer in folders_in(paths.shards):
         by_stem: dict[str, list[str]] = {}
         for name in sorted(names_in(paths.shards / producer), key=lambda name: (not SHARD_NAME.fullmatch(name), name)):
@@ -295,10 +295,10 @@ def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
 
 
 def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Removable]:
-    """Old plies files without a shard. New ones may belong to a shard that is being published."""
+    """Old phases files without a shard. New ones may belong to a shard that is being published."""
     without = [some for name, some in files.items() if not name.endswith(some[0].path.name)]
     return [
-        replace(file, why="plies without a shard")
+        replace(file, why="phases without a shard")
         for some in without
         for file in some
         if (marks := file_marks(file.path)) and now - marks[1] / 1e9 > ASIDE_HOURS * 3600

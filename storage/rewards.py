@@ -1,6 +1,6 @@
 """The facts of a shard's rows, without tokens, and the return of each decision from its components and a run's blend.
 
-The facts of a decision are its scalar values, the place of its row, and three token counts. Lists and the JSON of plies stay in
+The facts of a decision are its scalar values, the place of its row, and three token counts. Lists and the JSON of phases stay in
 the mapped files; the columns `shard` and `row` point to them. A return depends only on its start group, so it is computed once.
 
 A reward of a user's package is a pure function of one row's components. So it needs no new rollouts, equal rows have equal
@@ -27,7 +27,7 @@ _Floats = npt.NDArray[np.float64]
 
 _ROWS = 8
 _DECISION_FACTS = [f.name for f in DECISION_SCHEMA if not pa.types.is_list(f.type) and f.name != "prompt_len"]
-_PLY_FACTS = ["start_group", "fork", "ply", "phase", "snapshot_id"]
+_PHASE_FACTS = ["start_group", "fork", "phase_index", "phase", "snapshot_id"]
 
 
 def _accept(function: Reward, named: str) -> Reward:
@@ -84,8 +84,8 @@ def decision_facts(decisions: pa.Table, shard: str, weights: Mapping[str, float]
     return pa.table({**_places(shard, decisions), **facts, **counts, "return": returns_of(decisions, weights, discount)})
 
 
-def ply_facts(plies: pa.Table, shard: str) -> pa.Table:
-    return pa.table({**_places(shard, plies), **{name: plies[name] for name in _PLY_FACTS}})
+def phase_facts(phases: pa.Table, shard: str) -> pa.Table:
+    return pa.table({**_places(shard, phases), **{name: phases[name] for name in _PHASE_FACTS}})
 
 
 def _places(shard: str, rows: pa.Table) -> dict[str, pa.Array]:
@@ -125,10 +125,10 @@ def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: floa
 
 def _forks_in_order(decisions: pa.Table) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
     """An order that groups the decisions of one power in one fork, and for each the number of later ones."""
-    start_group, fork, ply = (as_array(decisions[name]).to_numpy() for name in ("start_group", "fork", "ply"))
+    start_group, fork, phase_index = (as_array(decisions[name]).to_numpy() for name in ("start_group", "fork", "phase_index"))
     power = as_array(decisions["power"]).dictionary_encode().indices.to_numpy().astype(np.int64)
     fork_and_power = (fork.astype(np.int64) << 32) + power
-    order = np.lexsort((ply, fork_and_power, start_group))
+    order = np.lexsort((phase_index, fork_and_power, start_group))
     ends = np.ones(len(order), bool)
     ends[:-1] = (np.diff(fork_and_power[order]) != 0) | (np.diff(start_group[order]) != 0)
     lasts = np.flatnonzero(ends)

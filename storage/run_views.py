@@ -1,4 +1,4 @@
-"""Makes the views of a run for queries: its rows, tokens, plies, lessons, ledgers and metrics.
+"""Makes the views of a run for queries: its rows, tokens, phases, lessons, ledgers and metrics.
 
 Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and queries.
 """
@@ -20,7 +20,7 @@ from storage.lessons import open_lessons
 from storage.runs import RunPaths
 
 VIEWS = (
-    "decisions", "groups", "batches", "plies", "orders", "tokens", "lag", "snapshots", "standings", "candidates",
+    "decisions", "groups", "batches", "phases", "orders", "tokens", "lag", "snapshots", "standings", "candidates",
     "metrics", "devices", "refused", "trained", "thoughts", "lessons",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()

@@ -82,7 +82,7 @@ SELECT
     d.decision_id,
     d.start_group,
     d.fork,
-    d.ply,
+    d.phase_index,
     d.power,
     d.phase,
     d.policy_version,
@@ -93,4 +93,4 @@ SELECT
 FROM chosen AS c
 JOIN decisions AS d
     ON d.shard = c.shard AND d.start_group = c.start_group AND d.power = c.power AND d.phase = c.phase
-ORDER BY advantage_group, d.fork, d.ply, d.row;
+ORDER BY advantage_group, d.fork, d.phase_index, d.row;

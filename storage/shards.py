@@ -1,8 +1,8 @@
-"""Shards: the decisions of whole start groups in one immutable file, and the plies of the same forks in another.
+"""Shards: the decisions of whole start groups in one immutable file, and the phases of the same forks in another.
 
 `shards/<producer>/000012.arrow` is published last, so it is complete when it exists. It is named after its start groups, so a
-second attempt at the same work finds the name taken and publishes nothing. The metadata of the decisions names the plies file,
-whose name has the CRC32 of its content: decisions of one attempt are never read with plies of another. Rows are stored in the
+second attempt at the same work finds the name taken and publishes nothing. The metadata of the decisions names the phases file,
+whose name has the CRC32 of its content: decisions of one attempt are never read with phases of another. Rows are stored in the
 order in which batches read them.
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, PlayedPhase
 from entente.telemetry.errors import DataError, InputError
 from storage.arrow_files import (
     DECISION_SCHEMA,
-    PLY_SCHEMA,
+    PHASE_SCHEMA,
     check_tokens,
     content_crc,
     map_arrow,
@@ -42,7 +42,7 @@ NO_ROWS = -1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     path: Path
-    plies_path: Path
+    phases_path: Path
     producer: str
     """Producer, which also names the shard's folder."""
     first_start_group: int
@@ -85,12 +85,12 @@ def publish_shard(
     producer: str,
     first_start_group: int,
     decisions: Sequence[Decision] | pa.Table,
-    plies: Sequence[Ply] | pa.Table,
+    phases: Sequence[PlayedPhase] | pa.Table,
     provenance: Mapping[str, str],
     *,
     next_start_group: int | None = None,
 ) -> Shard:
-    """Publish all rows of some start groups, plies first. If the shard exists, returns the existing one.
+    """Publish all rows of some start groups, phases first. If the shard exists, returns the existing one.
 
     Args:
         decisions: rows, or a table of them in the order in which batches read them.
@@ -105,8 +105,8 @@ def publish_shard(
     if final.exists():
         return describe_shard(final, open_shard(final))
     table: pa.Table = decisions if isinstance(decisions, pa.Table) else to_table(sorted(decisions, key=_reading_order))
-    plies_table: pa.Table = plies if isinstance(plies, pa.Table) else to_table(plies, Ply)
-    groups = sorted({*table["start_group"].unique().to_pylist(), *plies_table["start_group"].unique().to_pylist()})
+    phases_table: pa.Table = phases if isinstance(phases, pa.Table) else to_table(phases, PlayedPhase)
+    groups = sorted({*table["start_group"].unique().to_pylist(), *phases_table["start_group"].unique().to_pylist()})
     after = next_start_group if next_start_group is not None else max([first_start_group, *groups]) + 1
     if groups and not first_start_group <= groups[0] <= groups[-1] < after:
         raise InputError(
@@ -115,31 +115,31 @@ def publish_shard(
         )
     check_tokens(table)
     versions = table["policy_version"].to_numpy() if table.num_rows else np.array([NO_ROWS])
-    plies_crc = content_crc(plies_table)
-    plies_path = final.with_name(_plies_name(final, plies_crc))
+    phases_crc = content_crc(phases_table)
+    phases_path = final.with_name(_phases_name(final, phases_crc))
     metadata = {
         **provenance,
         "shard": f"{producer}/{final.name}",
         "start_groups": json.dumps(groups),
         "next_start_group": str(after),
-        "plies": plies_path.name,
+        "phases": phases_path.name,
         "oldest_version": str(versions.min()),
         "newest_version": str(versions.max()),
         "decisions": str(table.num_rows),
         "orders_rejected": str(table["orders_rejected"].to_numpy().sum()),
     }
-    write_arrow(plies_table, plies_path, {**provenance, "start_groups": metadata["start_groups"]}, plies_crc)
+    write_arrow(phases_table, phases_path, {**provenance, "start_groups": metadata["start_groups"]}, phases_crc)
     if write_arrow(table, final, metadata):
         return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
     winner = describe_shard(final, open_shard(final))
-    if winner.plies_path != plies_path:
-        plies_path.unlink(missing_ok=True)  # no shard names it
+    if winner.phases_path != phases_path:
+        phases_path.unlink(missing_ok=True)  # no shard names it
     return winner
 
 
 def _reading_order(row: Decision) -> tuple[int, str, str, int, int]:
     """Keeps the rows of an advantage group together, as in a batch, so that gathering copies a few long pieces."""
-    return row.start_group, row.power, row.phase, row.fork, row.ply
+    return row.start_group, row.power, row.phase, row.fork, row.phase_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,18 +186,18 @@ def open_shard(path: Path) -> pa.Table:
     return map_arrow(path, DECISION_SCHEMA).table
 
 
-def open_plies(path: Path, decisions: pa.Table | None = None) -> pa.Table:
-    """Map the plies of the shard at `path`; `decisions`: its decisions, if already open. Raises DataError if decisions or
-    plies are damaged, or do not belong together."""
+def open_phases(path: Path, decisions: pa.Table | None = None) -> pa.Table:
+    """Map the phases of the shard at `path`; `decisions`: its decisions, if already open. Raises DataError if decisions or
+    phases are damaged, or do not belong together."""
     shard = describe_shard(path, open_shard(path) if decisions is None else decisions)
-    plies = map_arrow(shard.plies_path, PLY_SCHEMA).table
-    if shard.plies_path.name != _plies_name(path, int(metadata_of(plies)["content_crc32"])):
-        raise DataError(f"{shard.plies_path} does not have the plies of its name; remove the file, or restore it from a copy.")
-    return plies
+    phases = map_arrow(shard.phases_path, PHASE_SCHEMA).table
+    if shard.phases_path.name != _phases_name(path, int(metadata_of(phases)["content_crc32"])):
+        raise DataError(f"{shard.phases_path} does not have the phases of its name; remove the file, or restore it from a copy.")
+    return phases
 
 
-def _plies_name(shard: Path, crc: int) -> str:
-    return f"{shard.stem}.{crc:08x}.plies.arrow"
+def _phases_name(shard: Path, crc: int) -> str:
+    return f"{shard.stem}.{crc:08x}.phases.arrow"
 
 
 def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bool = True) -> Shard:
@@ -205,11 +205,11 @@ def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bo
     DataError if the metadata are damaged."""
     metadata = read_metadata(path) if decisions is None else metadata_of(decisions)
     numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
-    if missing := [name for name in ("start_groups", "plies", *numbers) if name not in metadata]:
+    if missing := [name for name in ("start_groups", "phases", *numbers) if name not in metadata]:
         raise DataError(f"{path} has no {' and no '.join(missing)} in its metadata: use the release that wrote the run.")
     return Shard(
         path=path,
-        plies_path=path.with_name(metadata["plies"]),
+        phases_path=path.with_name(metadata["phases"]),
         producer=path.parent.name,
         first_start_group=int(path.stem),
         start_groups=tuple(json.loads(metadata["start_groups"])),

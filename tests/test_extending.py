@@ -92,7 +92,7 @@ def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):
     assert reward_of(CAREFUL)(components).tolist() == [2.0, -2.0, 0.0, -6.0]
     rows = pa.table(
         {name: pa.array(values, pa.float32()) for name, values in components.items()}
-        | {"shard": ["s"] * 4, "start_group": [0] * 4, "power": ["FRANCE"] * 4, "fork": [0, 0, 1, 1], "ply": [0, 1, 0, 1]}
+        | {"shard": ["s"] * 4, "start_group": [0] * 4, "power": ["FRANCE"] * 4, "fork": [0, 0, 1, 1], "phase_index": [0, 1, 0, 1]}
     )
     assert returns_of(rows, {CAREFUL: 1.0}, 1.0).tolist() == [0.0, -2.0, -6.0, -6.0]
     blend = {CAREFUL: 0.5, f"final_{CAREFUL}": 1.0, "centres_gained": 1.0}

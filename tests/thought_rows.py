@@ -6,9 +6,9 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from entente.decoding.model_files import end_token_ids
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, PlayedPhase
 from storage.runs import RunPaths
-from storage.shards import open_plies, open_shard, publish_shard
+from storage.shards import open_phases, open_shard, publish_shard
 
 LOGPROB = -1.5
 """Behaviour logprob of every thought token."""
@@ -27,9 +27,9 @@ def add_thoughts(paths: RunPaths, thoughts: Sequence[tuple[str, bool]]) -> None:
         return tokenizer.encode(text, add_special_tokens=False).ids
 
     (marker,) = ids("\n")
-    for file in [file for file in paths.shards.rglob("*.arrow") if not file.name.endswith(".plies.arrow")]:
+    for file in [file for file in paths.shards.rglob("*.arrow") if not file.name.endswith(".phases.arrow")]:
         table = open_shard(file)
-        rows, plies = table.to_pylist(), [Ply(**row) for row in open_plies(file, table).to_pylist()]
+        rows, phases = table.to_pylist(), [PlayedPhase(**row) for row in open_phases(file, table).to_pylist()]
         for row, (text, by_force) in zip(rows, list(thoughts) * len(rows), strict=False):
             _insert(row, ids(text), by_force, marker, ids("ORDERS:\n"), [-1 - eos, tokenizer.get_vocab_size()])
         metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
@@ -38,7 +38,7 @@ def add_thoughts(paths: RunPaths, thoughts: Sequence[tuple[str, bool]]) -> None:
             old.unlink()
         del table
         own = {name: metadata[name] for name in ("run", "base_model", "tokenizer", "settings")}
-        publish_shard(paths, file.parent.name, first, [Decision(**row) for row in rows], plies, own, next_start_group=after)
+        publish_shard(paths, file.parent.name, first, [Decision(**row) for row in rows], phases, own, next_start_group=after)
 
 
 def _insert(row: dict[str, Any], text: list[int], by_force: bool, marker: int, closing: list[int], any_id: list[int]) -> None:

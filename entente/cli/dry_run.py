@@ -43,7 +43,7 @@ from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
 from tasks.rollout_queue import groups_per_task
 
 Forecast = dict[str, Any]
-PLIES_A_YEAR = 5
+PHASES_A_YEAR = 5
 """Upper bound of phases in a game year: two of movement, each with retreats, and adjustments."""
 _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 """Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
@@ -87,7 +87,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "work": {
             "steps": steps,
             "forks": forks,
-            "decisions_at_most": forks * powers * PLIES_A_YEAR * rollouts.horizon_years,
+            "decisions_at_most": forks * powers * PHASES_A_YEAR * rollouts.horizon_years,
             "decisions_about": decisions,
             "forks_of_both_scores": 2 * _scored_forks(settings.evaluation),
         },

@@ -114,7 +114,7 @@ def _draw(decision: "Decided", file: Path | None) -> None:
 
 def _title(decision: "Decided") -> Text:
     facts = decision.facts
-    where = f"fork {facts['fork']} of start group {facts['start_group']}, ply {facts['ply']}"
+    where = f"fork {facts['fork']} of start group {facts['start_group']}, phase {facts['phase_index']}"
     return Text(f"{facts['power']} in {facts['phase']}, {where}, by policy version {facts['policy_version']}", style="bold")
 
 

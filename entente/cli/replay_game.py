@@ -73,7 +73,7 @@ def _list(paths: "RunPaths", last: int) -> None:
     table = Table("game", "phases", "policy played", "version", "centres gained", "status", box=None)
     for game in games[-last:] if last > 0 else games:
         name = f"{game.producer}/{game.name}" if several else game.name
-        phases = f"{game.first} to {game.last}" if game.plies else "no boards"
+        phases = f"{game.first} to {game.last}" if game.phases else "no boards"
         table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)
     console = output_console()
     console.print(table)

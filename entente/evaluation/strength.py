@@ -122,7 +122,7 @@ async def measure_strength(
             temperature=temperature,
             snapshot_id=snapshot.snapshot_id,
         )
-        fork = await play_fork(plan, Board.restore(snapshot), players, record_plies=False)
+        fork = await play_fork(plan, Board.restore(snapshot), players, record_phases=False)
         if fork.status != "complete" or fork.start is None or fork.end is None:
             raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
         done += 1
@@ -131,7 +131,7 @@ async def measure_strength(
         seat = POWERS.index(power)
         gained = fork.end.centres[seat] - fork.start.centres[seat]
         opening = None
-        if isinstance(decider, PolicyPlayer) and fork.decisions and fork.decisions[0].ply == 0:
+        if isinstance(decider, PolicyPlayer) and fork.decisions and fork.decisions[0].phase_index == 0:
             opening = _opening(snapshot, fork.decisions[0], decider.tokens)
         return gained, fork.rejected, opening
 

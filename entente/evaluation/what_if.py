@@ -151,7 +151,7 @@ async def orders_of_player(
         request = DecisionRequest(
             game=f"{seed_name}/orders",
             dice=seed_name,
-            ply=0,
+            phase_index=0,
             power=power,
             legal=legal,
             board=position.board,
@@ -264,7 +264,9 @@ class _SeededByPhase:
 
     async def decide(self, request: DecisionRequest) -> Sequence[str] | Sampled:
         phase = request.board.phase
-        return await self._decider.decide(replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", ply=0))
+        return await self._decider.decide(
+            replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", phase_index=0)
+        )
 
 
 def _seed_name(position: RecordedPosition, how: Continuation, number: int) -> str:

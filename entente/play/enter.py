@@ -269,7 +269,7 @@ class EnteredGames:
         return DecisionRequest(
             game=f"entered/{seat.game}/{board.phase}",
             dice=f"entered/{self.entry.seed}/{seat.game}/{board.phase}",
-            ply=0,
+            phase_index=0,
             power=seat.power,
             legal=legal,
             board=board,

@@ -252,7 +252,7 @@ class PlayedGame:
         return DecisionRequest(
             game="/".join((self.name, str(self.revision), *purpose)),
             dice="/".join((self.name, str(self.seed), *purpose)),
-            ply=len(self.turns),
+            phase_index=len(self.turns),
             power=power,
             legal=self.board.legal_orders()[power],
             board=self.board,

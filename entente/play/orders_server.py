@@ -91,7 +91,7 @@ class Draws:
         request = DecisionRequest(
             game=name,
             dice=secrets.token_hex(8) if asked.seed is None else f"seed {asked.seed}",
-            ply=0,
+            phase_index=0,
             power=legal.power,
             legal=legal,
             board=board,

@@ -52,7 +52,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
         "over": game.is_over,
         "waits": [POWERS.index(power) for power in waits],
         "given": [POWERS.index(power) for power in game.pending],
-        "plies": [*map(_played, game.turns), _position(game.board, {}, {}, {}, {})],
+        "phases": [*map(_played, game.turns), _position(game.board, {}, {}, {}, {})],
         "legal": {
             POWERS.index(power): {
                 "kind": legal[power].kind.value,

@@ -1,7 +1,7 @@
 // One game: shows its positions, takes a person's orders, and asks the server for all else. The server checks everything again.
 (() => {
   const page = JSON.parse(document.getElementById("page").textContent);
-  const game = { ...page, plies: [] };
+  const game = { ...page, phases: [] };
   const { at, html, svg, map, place, mark, showUnits, showGround, showShare, percent, told, counted, centresOf, whatIf } = boardOf(game);
   const SIZE = 1000 / 58, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   let state = { revision: -1 }, now = -1, timer = null, asking = false;
@@ -43,23 +43,23 @@
   // -- a new state: the phases that were played pass by, then the position now ------------------------------------------------
   function take(next) {
     if (!next || next.revision <= state.revision) return;
-    const before = state, came = next.plies.length - (before.plies ? before.plies.length : next.plies.length);
-    const follows = timer !== null || now === game.plies.length - 1;
-    const from = timer === null && before.plies ? before.plies.length - 1 : now; // a phase that is passing by is shown again
+    const before = state, came = next.phases.length - (before.phases ? before.phases.length : next.phases.length);
+    const follows = timer !== null || now === game.phases.length - 1;
+    const from = timer === null && before.phases ? before.phases.length - 1 : now; // a phase that is passing by is shown again
     state = next;
-    game.plies = next.plies;
-    if (came || !before.plies) { drafts = {}; unpick(); }
+    game.phases = next.phases;
+    if (came || !before.phases) { drafts = {}; unpick(); }
     if (!state.waits.includes(mine)) mine = state.waits.length ? state.waits[0] : null;
     showPhases();
     if (came) stay();
-    if (came < 0 || !before.plies) { now = -1; go(state.plies.length - 1); }
+    if (came < 0 || !before.phases) { now = -1; go(state.phases.length - 1); }
     else if (follows && came > 0) pass(from);
     else refresh();
   }
   function pass(from) { // shows what was ordered where it was, then goes on
     now = from;
     refresh();
-    timer = from < state.plies.length - 1 ? setTimeout(() => { go(from + 1); pass(from + 1); }, still ? 0 : 1300) : null;
+    timer = from < state.phases.length - 1 ? setTimeout(() => { go(from + 1); pass(from + 1); }, still ? 0 : 1300) : null;
   }
   function stay() {
     clearTimeout(timer);
@@ -67,19 +67,19 @@
   }
   function go(index) {
     const before = now;
-    now = Math.max(0, Math.min(game.plies.length - 1, index));
+    now = Math.max(0, Math.min(game.phases.length - 1, index));
     if (now !== before) showUnits(now, before);
     refresh();
   }
-  const isNow = () => now === game.plies.length - 1;
+  const isNow = () => now === game.phases.length - 1;
   const entering = () => isNow() && mine !== null && !state.deciding && !asking;
 
   // -- what is shown ------------------------------------------------------------------------------------------------------------
   function refresh() {
-    const ply = game.plies[now];
-    at("phase").textContent = ply.long + (state.over && isNow() ? ": the end" : "");
-    showGround(ply);
-    showShare(ply);
+    const phase = game.phases[now];
+    at("phase").textContent = phase.long + (state.over && isNow() ? ": the end" : "");
+    showGround(phase);
+    showShare(phase);
     showMarks();
     showStatus();
     showOwn();
@@ -91,17 +91,17 @@
     map.classList.toggle("entry", entering());
   }
   function showPhases() {
-    at("phases").replaceChildren(...game.plies.map((ply, i) => {
-      const link = html("a", { href: `#${i}` }, ply.short);
+    at("phases").replaceChildren(...game.phases.map((phase, i) => {
+      const link = html("a", { href: `#${i}` }, phase.short);
       link.onclick = event => { event.preventDefault(); stay(); go(i); };
       return link;
     }));
   }
   const list = names => (names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0]);
   function showStatus() {
-    const name = p => game.powers[p], ply = game.plies.at(-1);
-    const most = Math.max(...game.powers.map((_, p) => centresOf(ply, p)));
-    const first = game.powers.map((_, p) => p).filter(p => centresOf(ply, p) === most);
+    const name = p => game.powers[p], phase = game.phases.at(-1);
+    const most = Math.max(...game.powers.map((_, p) => centresOf(phase, p)));
+    const first = game.powers.map((_, p) => p).filter(p => centresOf(phase, p) === most);
     at("status").textContent = state.over ? `The game is over: ${list(first.map(name))} with ${counted(most, "centre")}.`
       : state.deciding ? "The others decide …"
       : state.waits.length ? `${list(state.waits.map(name))}: your orders, please.${state.given.length ? ` ${list(state.given.map(name))} has ordered.` : ""}`
@@ -112,7 +112,7 @@
     at("crosses").replaceChildren();
     at("targets").replaceChildren();
     const draw = (order, p) => mark(order, p).forEach((drawn, layer) => drawn && at(layer ? "crosses" : "marks").append(drawn));
-    for (const [p, given] of Object.entries(game.plies[now].orders)) for (const order of given) draw(order, Number(p));
+    for (const [p, given] of Object.entries(game.phases[now].orders)) for (const order of given) draw(order, Number(p));
     if (!entering()) return;
     for (const order of chosen()) draw([order, []], mine);
     if (picked === null) return;
@@ -262,18 +262,18 @@
 
   // -- what everybody ordered ---------------------------------------------------------------------------------------------------
   function showOrders() {
-    const index = isNow() && now > 0 ? now - 1 : now, ply = game.plies[index], entries = Object.entries(ply.orders);
+    const index = isNow() && now > 0 ? now - 1 : now, phase = game.phases[index], entries = Object.entries(phase.orders);
     const box = at("orders");
-    if (!entries.length) return box.replaceChildren(...(isNow() ? who(ply) : []));
-    box.replaceChildren(html("h3", {}, index === now ? "Orders" : `What happened in ${ply.long}`), ...entries.map(([p, given]) => {
+    if (!entries.length) return box.replaceChildren(...(isNow() ? who(phase) : []));
+    box.replaceChildren(html("h3", {}, index === now ? "Orders" : `What happened in ${phase.long}`), ...entries.map(([p, given]) => {
       const card = html("section", { class: "power" }), body = html("tbody", {});
       card.style.setProperty("--own", `var(--p${p})`);
-      const sure = ply.sure[p] === undefined ? "" : ` · ${percent(ply.sure[p])} sure of this set`;
+      const sure = phase.sure[p] === undefined ? "" : ` · ${percent(phase.sure[p])} sure of this set`;
       card.append(html("h2", {}, game.powers[p], html("span", { class: "quiet" }, `${page.seats[p] === "human" ? "you" : page.seats[p]}${sure}`)));
       for (const [order, results] of given) body.append(html("tr", {}, html("td", { class: "order" }, order), html("td", { class: "result" }, told(results))));
       card.append(html("table", {}, body));
-      if (ply.tried[p]) card.append(tried(ply.tried[p], given.map(([order]) => order)));
-      if (page.file) card.append(whatIf(page.file, ply, p, given));
+      if (phase.tried[p]) card.append(tried(phase.tried[p], given.map(([order]) => order)));
+      if (page.file) card.append(whatIf(page.file, phase, p, given));
       return card;
     }));
   }
@@ -299,14 +299,14 @@
   at("first").onclick = () => step(0);
   at("back").onclick = () => step(now - 1);
   at("next").onclick = () => step(now + 1);
-  at("last").onclick = () => step(game.plies.length - 1);
+  at("last").onclick = () => step(game.phases.length - 1);
   at("undo").onclick = () => change("undo", { turn: now });
   at("save").href = `saved?key=${encodeURIComponent(page.key)}`;
   at("export").href = `recorded?key=${encodeURIComponent(page.key)}`;
   document.addEventListener("keydown", event => {
     if (event.key === "Escape") { unpick(); showMarks(); return; }
     if (event.ctrlKey || event.metaKey || event.altKey || ["SELECT", "BUTTON"].includes(event.target.tagName)) return;
-    const keys = { ArrowRight: () => step(now + 1), ArrowLeft: () => step(now - 1), Home: () => step(0), End: () => step(game.plies.length - 1) };
+    const keys = { ArrowRight: () => step(now + 1), ArrowLeft: () => step(now - 1), Home: () => step(0), End: () => step(game.phases.length - 1) };
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   take(JSON.parse(at("state").textContent));

@@ -49,7 +49,7 @@ class Tokens:
         return self.form.ids(self._board_text(board, legal.power), power_text(legal, board, self.prompts, cue=""))
 
     def _board_text(self, board: Board, power: str) -> str:
-        """`board_text` of the board for this power. The powers of one ply are asked together, so the last text is kept."""
+        """`board_text` of the board for this power. The powers of one phase are asked together, so the last text is kept."""
         shown_to = "" if self.prompts.own_line == "in_place" else power
         key = board, board.phase, shown_to
         last = self._text
@@ -83,7 +83,7 @@ class DecisionRequest:
     """Name of the fork or game, unique among those in progress on an engine. Request ids contain it."""
     dice: str
     """Name from which the draw's seed derives. Equal names give equal random numbers."""
-    ply: int
+    phase_index: int
     power: str
     legal: LegalOrders
     board: Board
@@ -155,10 +155,10 @@ class PolicyPlayer:
         legal, suffix = request.legal, (repetition,) if repetition else ()
         table = self.tokens.tables.table(legal)
         prompt_ids = self.tokens.prompt_ids(request.board, legal)
-        seed = seed_of(request.dice, request.ply, request.power, *suffix)
+        seed = seed_of(request.dice, request.phase_index, request.power, *suffix)
         generation = await self._generate(
             GenerationRequest(
-                request_id="/".join(str(part) for part in (request.game, request.ply, request.power, *suffix)),
+                request_id="/".join(str(part) for part in (request.game, request.phase_index, request.power, *suffix)),
                 prompt_ids=prompt_ids,
                 table=table,
                 seed=seed,

@@ -67,7 +67,7 @@ async def propose(
             sets.append(sampled.orders)
             drawn[tuple(sampled.orders)] = sampled.probability
     for number, name in enumerate(settings.scripted):
-        rng = dice(request.dice, request.ply, request.power, "proposal", number)
+        rng = dice(request.dice, request.phase_index, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))
     return {orders: drawn.get(orders) for orders in map(tuple, sets)}
 
@@ -169,7 +169,7 @@ class SearchDecider:
 
 def luck_of(request: DecisionRequest) -> str:
     """Name of the dice of a decision's playouts."""
-    return f"{request.dice}/{request.ply}/{request.power}"
+    return f"{request.dice}/{request.phase_index}/{request.power}"
 
 
 def check_search(settings: SearchSettings) -> None:

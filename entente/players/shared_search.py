@@ -76,5 +76,5 @@ class SearchTeacher:
             InputError: the player is unknown, or proposed an order set that is not legal.
         """
         legal = board.legal_orders()[power]
-        request = DecisionRequest(game=dice, dice=dice, ply=0, power=power, legal=legal, board=board, snapshot_id="")
+        request = DecisionRequest(game=dice, dice=dice, phase_index=0, power=power, legal=legal, board=board, snapshot_id="")
         return asyncio.run(SearchDecider(self.settings, proposer=name).decide(request))

@@ -1,4 +1,4 @@
-"""The types of a decision: the request to an engine, its generation, and the row. `Ply` is the row of a phase.
+"""The types of a decision: the request to an engine, its generation, and the row. `PlayedPhase` is the row of a phase.
 
 Requests and generations have token ids only, no text and no orders; `entente/inference/vllm_wire.py` defines their wire format.
 Each field of a row has its Arrow type as annotation, and `storage/arrow_files.py` builds the schemas from these classes. If you
@@ -84,7 +84,7 @@ class Decision:
     """Number of the start group: unique and increasing within its producer."""
     fork: Int16 = 0
     """Number of the fork within its start group, from 0."""
-    ply: Int16
+    phase_index: Int16
     """Phase index since the fork, from 0."""
     power: Category
     """The power that decides."""
@@ -162,17 +162,17 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ply:
+class PlayedPhase:
     """One played phase of one fork, for replays, boards and on-policy snapshots.
 
-    The last ply of a completed fork is its final position, without orders. A game that is over has no such ply.
+    The last phase of a completed fork is its final position, without orders. A game that is over has no such phase.
     """
 
     start_group: Int64 = 0
     """As in Decision."""
     fork: Int16 = 0
     """As in Decision."""
-    ply: Int16
+    phase_index: Int16
     """As in Decision."""
     phase: Text
     """Short phase name of the position."""
@@ -186,7 +186,7 @@ class Ply:
     """JSON object: unit -> list of results."""
 
 
-def decision_id(producer: str, start_group: int, fork: int, ply: int, power: str) -> int:
+def decision_id(producer: str, start_group: int, fork: int, phase_index: int, power: str) -> int:
     """A positive 63-bit number that is the same for the same decision in every attempt and on every machine."""
-    identity = "\0".join((producer, str(start_group), str(fork), str(ply), power)).encode()
+    identity = "\0".join((producer, str(start_group), str(fork), str(phase_index), power)).encode()
     return int.from_bytes(blake2b(identity, digest_size=8).digest(), "big") >> 1 or 1

@@ -1,6 +1,6 @@
 "use strict";
 // Draws units, orders and shares on the map that a page has. The replay and the board to play at share it. No library, no network.
-// `game` has `powers`, `policy` (powers whose marks are strong), `places`, `lands` and `plies`; plies may be added later.
+// `game` has `powers`, `policy` (powers whose marks are strong), `places`, `lands` and `phases`; phases may be added later.
 const boardOf = game => {
   const at = id => document.getElementById(id);
   const map = at("map"), SIZE = 1000 / 58;
@@ -79,14 +79,14 @@ const boardOf = game => {
   const crossAt = ([x, y], r) => svg("path", { class: "cross", d: `M${x - r} ${y - r}L${x + r} ${y + r}M${x - r} ${y + r}L${x + r} ${y - r}` });
 
   // -- units that glide where they went -------------------------------------------------------------------------------------
-  const standing = ply => [...ply.units.map(([p, unit]) => [`${p} ${unit}`, p, unit, false]), ...ply.out.map(([p, unit]) => [`${p} *${unit}`, p, unit, true])];
+  const standing = phase => [...phase.units.map(([p, unit]) => [`${p} ${unit}`, p, unit, false]), ...phase.out.map(([p, unit]) => [`${p} *${unit}`, p, unit, true])];
 
   function went(index) { // from the unit's key in this position to its key in the next
-    const to = new Map(), ply = game.plies[index], next = game.plies[index + 1];
+    const to = new Map(), phase = game.phases[index], next = game.phases[index + 1];
     if (!next) return to;
     const there = new Set(standing(next).map(([key]) => key));
-    const orders = new Map(Object.entries(ply.orders).flatMap(([p, given]) => given.map(order => [`${p} ${order[0].split(" ").slice(0, 2).join(" ")}`, order])));
-    for (const [key, p, unit, out] of standing(ply)) {
+    const orders = new Map(Object.entries(phase.orders).flatMap(([p, given]) => given.map(order => [`${p} ${order[0].split(" ").slice(0, 2).join(" ")}`, order])));
+    for (const [key, p, unit, out] of standing(phase)) {
       const order = orders.get(`${p} ${unit}`);
       const goal = order && moves(order[0]) ? `${p} ${unit[0]} ${order[0].split(" ")[3]}` : null;
       if (goal && !order[1].length && there.has(goal)) to.set(key, goal);
@@ -105,7 +105,7 @@ const boardOf = game => {
     const old = units, kept = new Map();
     for (const [key, element] of old) if (link.has(key)) kept.set(link.get(key), element);
     units = new Map();
-    for (const [key, p, unit, out] of standing(game.plies[index])) {
+    for (const [key, p, unit, out] of standing(game.phases[index])) {
       let element = kept.get(key);
       const [x, y] = place(unit.slice(2));
       if (!element) element = svg("g", {}, ...shape(unit, p, out));
@@ -123,21 +123,21 @@ const boardOf = game => {
   const told = results => results.map(result => FAILED[result] || result).join(", ");
   const signed = value => (value > 0 ? "+" : value < 0 ? "−" : "") + String(+Math.abs(value).toFixed(3));
   const counted = (count, one) => `${count} ${one}${count === 1 ? "" : "s"}`;
-  const centresOf = (ply, p) => Object.values(ply.centres).filter(owner => owner === p).length;
+  const centresOf = (phase, p) => Object.values(phase.centres).filter(owner => owner === p).length;
 
-  function showGround(ply) {
+  function showGround(phase) {
     for (const ground of map.querySelectorAll(".g.free")) {
-      const owner = ply.ground[game.lands.indexOf(ground.dataset.p)];
+      const owner = phase.ground[game.lands.indexOf(ground.dataset.p)];
       ground.style.fill = owner === "." ? "" : `var(--t${owner})`;
     }
     for (const ring of map.querySelectorAll(".sc")) {
-      const owner = ply.centres[ring.dataset.c];
+      const owner = phase.centres[ring.dataset.c];
       ring.style.fill = owner === undefined ? "" : `var(--p${owner})`;
     }
-    map.setAttribute("aria-label", `The board in ${ply.long}`);
+    map.setAttribute("aria-label", `The board in ${phase.long}`);
   }
 
-  function showShare(ply) {
+  function showShare(phase) {
     const bar = at("share");
     if (!bar.children.length) [...game.powers, ""].forEach((power, p) => {
       const part = html("span", power ? {} : { class: "nobody" });
@@ -145,7 +145,7 @@ const boardOf = game => {
       bar.append(part);
     });
     [...bar.children].forEach((part, p) => {
-      const count = p < game.powers.length ? centresOf(ply, p) : ply.free.length;
+      const count = p < game.powers.length ? centresOf(phase, p) : phase.free.length;
       part.style.flexGrow = count;
       const power = count > 2 && p < game.powers.length ? game.powers[p] : "";
       part.replaceChildren(power.slice(0, 3), html("em", {}, power.slice(3)), count ? `${power && "\u00a0"}${count}` : "");
@@ -154,8 +154,8 @@ const boardOf = game => {
   }
 
   // The command that continues this phase with other orders of a power; `named`: how it names the game.
-  const whatIf = (named, ply, power, given) => html("details", {}, html("summary", {}, "what if it had ordered otherwise"), html("code", {},
-    `entente runs what-if --phase ${ply.short} --power ${game.powers[power].toLowerCase()} --orders "${given.map(([order]) => order).join(", ")}" --game ${named}`));
+  const whatIf = (named, phase, power, given) => html("details", {}, html("summary", {}, "what if it had ordered otherwise"), html("code", {},
+    `entente runs what-if --phase ${phase.short} --power ${game.powers[power].toLowerCase()} --orders "${given.map(([order]) => order).join(", ")}" --game ${named}`));
 
   return { at, html, svg, map, place, mark, sure, moves, showUnits, showGround, showShare, percent, told, signed, counted, centresOf, whatIf };
 };

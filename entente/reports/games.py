@@ -26,7 +26,7 @@ class GameName:
     fork: int
     shard: str
     """File of its rows, below the run's `shards/`."""
-    plies: int
+    phases: int
     """Number of recorded positions."""
     first: str
     """First phase; empty if no position was recorded."""
@@ -51,10 +51,10 @@ WITH played AS (
         min(status) AS status, sum(centres_gained) AS gain
     FROM decisions GROUP BY ALL
 ), boards AS (
-    SELECT shard, producer, start_group, fork, count(*) AS plies, arg_min(phase, ply) AS first, arg_max(phase, ply) AS last
-    FROM plies GROUP BY ALL
+    SELECT shard, producer, start_group, fork, count(*) AS phases, arg_min(phase, phase_index) AS first, arg_max(phase, phase_index) AS last
+    FROM phases GROUP BY ALL
 )
-SELECT producer, start_group, fork, shard, coalesce(plies, 0), coalesce(first, ''), coalesce(last, ''), powers, version, status,
+SELECT producer, start_group, fork, shard, coalesce(phases, 0), coalesce(first, ''), coalesce(last, ''), powers, version, status,
     gain
 FROM played LEFT JOIN boards USING (shard, producer, start_group, fork)
 ORDER BY version, start_group, producer, fork

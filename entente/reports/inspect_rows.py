@@ -23,7 +23,7 @@ from storage.arrow_files import COMPONENTS
 from storage.asking import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.shards import open_plies, open_shard
+from storage.shards import open_phases, open_shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Decided:
     steps: list[int]
     """Steps that trained on it."""
     board: Board | None
-    """The position; None if the fork's plies were not recorded."""
+    """The position; None if the fork's phases were not recorded."""
 
     @property
     def components(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Inspector:
         n_thought = thought.tokens if thought else 0
         legal = [None] * n_thought + np.diff(row["legal_offsets"]).tolist()[n_thought:]
         odds = odds_of_orders(row, (self._codec.separator_id, self._codec.eos_id))
-        ply = _ply(open_plies(path, decisions).to_pylist(), facts)
+        phase_row = _played_phase(open_phases(path, decisions).to_pylist(), facts)
         steps = "SELECT DISTINCT step FROM batches WHERE decision_id = ? ORDER BY step"
         return Decided(
             facts=facts,
@@ -127,9 +127,9 @@ class Inspector:
                 ShownToken(token=self._codec.decode([token]), legal=size, logprob=float(logprob))
                 for token, size, logprob in zip(completion, legal, logprobs, strict=True)
             ],
-            results=_results(ply, facts["power"]),
+            results=_results(phase_row, facts["power"]),
             steps=[step["step"] for step in _rows(self._connection, steps, decision_id)],
-            board=None if ply is None else Board.restore(_snapshot(ply, facts)),
+            board=None if phase_row is None else Board.restore(_snapshot(phase_row, facts)),
         )
 
     def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
@@ -163,18 +163,20 @@ def _rows(connection: duckdb.DuckDBPyConnection, question: str, *values: object)
     return connection.sql(question, params=list(values)).to_arrow_table().to_pylist()
 
 
-def _ply(plies: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any] | None:
-    at = [facts[name] for name in ("start_group", "fork", "ply")]
-    return next((ply for ply in plies if [ply["start_group"], ply["fork"], ply["ply"]] == at), None)
+def _played_phase(phases: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any] | None:
+    at = [facts[name] for name in ("start_group", "fork", "phase_index")]
+    return next(
+        (phase_row for phase_row in phases if [phase_row["start_group"], phase_row["fork"], phase_row["phase_index"]] == at), None
+    )
 
 
-def _results(ply: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
-    if ply is None:
+def _results(phase_row: dict[str, Any] | None, power: str) -> dict[str, list[str]]:
+    if phase_row is None:
         return {}
-    mine = {" ".join(order.split()[:2]) for order in json.loads(ply["orders"]).get(power, [])}
-    return {unit: results for unit, results in json.loads(ply["results"]).items() if unit in mine}
+    mine = {" ".join(order.split()[:2]) for order in json.loads(phase_row["orders"]).get(power, [])}
+    return {unit: results for unit, results in json.loads(phase_row["results"]).items() if unit in mine}
 
 
-def _snapshot(ply: dict[str, Any], facts: dict[str, Any]) -> Snapshot:
+def _snapshot(phase_row: dict[str, Any], facts: dict[str, Any]) -> Snapshot:
     source = f"policy:{facts['policy_version']}"
-    return make_snapshot(ply["position"], ply["phase"], source=source, game_id=facts["game_id"], seed=facts["seed"])
+    return make_snapshot(phase_row["position"], phase_row["phase"], source=source, game_id=facts["game_id"], seed=facts["seed"])

@@ -7,26 +7,26 @@
 
   // -- one position ---------------------------------------------------------------------------------------------------------
   function go(index, fromHash) {
-    index = Math.max(0, Math.min(game.plies.length - 1, index));
+    index = Math.max(0, Math.min(game.phases.length - 1, index));
     if (index === now) return;
-    const before = now, ply = game.plies[index];
+    const before = now, phase = game.phases[index];
     now = index;
-    at("phase").textContent = ply.long + (index === game.plies.length - 1 && !Object.keys(ply.orders).length ? ": the end" : "");
+    at("phase").textContent = phase.long + (index === game.phases.length - 1 && !Object.keys(phase.orders).length ? ": the end" : "");
     at("slider").value = index;
-    at("slider").setAttribute("aria-valuetext", ply.long);
-    showGround(ply);
+    at("slider").setAttribute("aria-valuetext", phase.long);
+    showGround(phase);
     showUnits(index, before);
-    showShare(ply);
+    showShare(phase);
     showMarks();
     showOrders();
     at("phases").querySelectorAll("a").forEach((link, i) => (i === index ? link.setAttribute("aria-current", "step") : link.removeAttribute("aria-current")));
     at("back").disabled = at("first").disabled = index === 0;
-    at("next").disabled = at("last").disabled = index === game.plies.length - 1;
+    at("next").disabled = at("last").disabled = index === game.phases.length - 1;
     if (!fromHash) try { history.replaceState(null, "", `#${index}`); } catch { /* a page that was not saved has no address */ }
   }
 
   function showMarks() {
-    const which = at("which").value, entries = Object.entries(game.plies[now].orders).map(([p, given]) => [Number(p), given]);
+    const which = at("which").value, entries = Object.entries(game.phases[now].orders).map(([p, given]) => [Number(p), given]);
     at("marks").replaceChildren();
     at("crosses").replaceChildren();
     map.classList.remove("picked");
@@ -51,21 +51,21 @@
   }
 
   function showOrders() {
-    const ply = game.plies[now], list = at("orders");
+    const phase = game.phases[now], list = at("orders");
     list.replaceChildren();
-    const ranked = game.powers.map((_, p) => p).filter(p => ply.orders[p] || game.policy.includes(p));
+    const ranked = game.powers.map((_, p) => p).filter(p => phase.orders[p] || game.policy.includes(p));
     ranked.sort((a, b) => game.policy.includes(b) - game.policy.includes(a) || a - b);
-    for (const p of ranked) list.append(card(ply, p));
+    for (const p of ranked) list.append(card(phase, p));
     if (!list.children.length) list.append(html("p", { class: "quiet" }, "Nothing was ordered here."));
     list.scrollTop = 0;
   }
 
-  function card(ply, p) {
-    const own = game.policy.includes(p), decision = ply.decisions[p], given = ply.orders[p] || [];
-    const standingNow = ply.units.filter(([power]) => power === p).length;
+  function card(phase, p) {
+    const own = game.policy.includes(p), decision = phase.decisions[p], given = phase.orders[p] || [];
+    const standingNow = phase.units.filter(([power]) => power === p).length;
     const box = html("section", { class: "power", style: `--own: var(--p${p})` });
     box.append(html("h2", {}, game.powers[p], html("span", { class: "quiet" },
-      `${counted(centresOf(ply, p), "centre")}, ${counted(standingNow, "unit")} · ${own ? "policy" : game.opponents}`)));
+      `${counted(centresOf(phase, p), "centre")}, ${counted(standingNow, "unit")} · ${own ? "policy" : game.opponents}`)));
     if (decision && decision.thought) box.append(thought(decision.thought));
     if (given.length) {
       const body = html("tbody", {});
@@ -78,8 +78,8 @@
       });
       box.append(html("table", {}, body));
     }
-    if (own) box.append(facts(ply, p, decision, given));
-    if (given.length) box.append(whatIf(game.what_if, ply, p, given));
+    if (own) box.append(facts(phase, p, decision, given));
+    if (given.length) box.append(whatIf(game.what_if, phase, p, given));
     return box;
   }
 
@@ -91,10 +91,10 @@
   const thought = ({ about, text }) => html("figure", { class: "thought" },
     text.trim() && html("blockquote", {}, text.trim()), html("figcaption", { class: "quiet" }, about));
 
-  function facts(ply, p, decision, given) {
+  function facts(phase, p, decision, given) {
     const box = html("div", { class: "facts" });
     if (!decision) {
-      const last = now === game.plies.length - 1;
+      const last = now === game.phases.length - 1;
       box.append(html("p", { class: "quiet" }, given.length ? "Not asked: it had one legal order set." : last ? "The game ends here." : "Nothing to order."));
       return box;
     }
@@ -104,9 +104,9 @@
     box.append(html("p", {}, `Return ${signed(decision.return) || "0"}. Until its next decision: ${parts || "nothing changed"}.`));
     if (decision.status !== "complete") box.append(html("p", {}, `The fork failed later: ${decision.reason}.`));
     if (!game.odds) box.append(html("p", { class: "quiet" }, "The run's tokenizer is gone from the machine that wrote this page, so single orders have no probability."));
-    const next = game.plies.findIndex((later, i) => i > now && later.decisions[p]);
+    const next = game.phases.findIndex((later, i) => i > now && later.decisions[p]);
     if (next > 0) {
-      const link = html("a", { href: `#${next}` }, `its next decision: ${game.plies[next].short} →`);
+      const link = html("a", { href: `#${next}` }, `its next decision: ${game.phases[next].short} →`);
       box.append(html("p", {}, link));
     }
     box.append(html("details", {}, html("summary", {}, "every token of it"), html("code", {}, game.ask.replace("ID", decision.decision_id))));
@@ -116,29 +116,29 @@
   // -- moving through the game ------------------------------------------------------------------------------------------------
   function play(on) {
     clearInterval(playing);
-    playing = on ? setInterval(() => (now < game.plies.length - 1 ? go(now + 1) : play(false)), 1800) : null;
+    playing = on ? setInterval(() => (now < game.phases.length - 1 ? go(now + 1) : play(false)), 1800) : null;
     at("play").textContent = on ? "⏸ pause" : "▶ play";
     at("play").setAttribute("aria-label", on ? "Pause" : "Play");
   }
   const toggle = () => {
-    if (playing === null && now === game.plies.length - 1) go(0);
+    if (playing === null && now === game.phases.length - 1) go(0);
     play(playing === null);
   };
   const step = by => { play(false); go(now + by); };
   at("next").onclick = () => step(1);
   at("back").onclick = () => step(-1);
-  at("first").onclick = () => step(-game.plies.length);
-  at("last").onclick = () => step(game.plies.length);
+  at("first").onclick = () => step(-game.phases.length);
+  at("last").onclick = () => step(game.phases.length);
   at("play").onclick = toggle;
   at("slider").oninput = event => { play(false); go(Number(event.target.value)); };
   at("which").onchange = showMarks;
   document.addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
-    const keys = { ArrowRight: () => step(1), ArrowLeft: () => step(-1), Home: () => step(-game.plies.length), End: () => step(game.plies.length) };
+    const keys = { ArrowRight: () => step(1), ArrowLeft: () => step(-1), Home: () => step(-game.phases.length), End: () => step(game.phases.length) };
     if (event.key === " " && event.target.tagName !== "BUTTON") keys[" "] = toggle;
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
-  game.plies.forEach((ply, i) => at("phases").append(html("a", { href: `#${i}`, class: Object.keys(ply.decisions).length ? "asked" : "" }, ply.short)));
+  game.phases.forEach((phase, i) => at("phases").append(html("a", { href: `#${i}`, class: Object.keys(phase.decisions).length ? "asked" : "" }, phase.short)));
   const fromHash = () => { const wanted = Number(location.hash.slice(1)); go(Number.isInteger(wanted) ? wanted : 0, true); };
   addEventListener("hashchange", fromHash);
   fromHash();

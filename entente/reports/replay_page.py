@@ -12,7 +12,7 @@ from entente.game.board import Board
 from entente.game.render import COLOURS, draw_empty_map, mix_colours
 from entente.game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from entente.game.snapshot import POWERS
-from entente.reports.replayed import ReplayedGame, ShownOrder, ShownPly
+from entente.reports.replayed import ReplayedGame, ShownOrder, ShownPhase
 from entente.reports.write_page import of_run, page_template, write_page
 from entente.telemetry.progress import shown
 
@@ -31,7 +31,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
         run=game.run,
         game=game.game.name,
         about=_about(game),
-        plies=len(game.plies),
+        phases=len(game.phases),
         **map_context(),
         data=data.replace("<", "\\u003c"),  # so that no name ends the script element
     )
@@ -49,7 +49,7 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
         "lands": list(LAND),
         "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
         "odds": game.has_odds,
-        "plies": [_ply(ply) for ply in game.plies],
+        "phases": [_played_phase(phase_row) for phase_row in game.phases],
     }
 
 
@@ -57,7 +57,7 @@ def _about(game: ReplayedGame) -> str:
     powers = [power.title() for power in game.game.powers]
     who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
     against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"
-    versions = {decision["policy_version"] for ply in game.plies for decision in ply.decisions.values()}
+    versions = {decision["policy_version"] for phase_row in game.phases for decision in phase_row.decisions.values()}
     if not versions:
         return f"The policy played {who}{against}."
     one = "the base" if versions == {0} else f"version {max(versions)}"
@@ -94,11 +94,11 @@ def position_data(board: Board) -> dict[str, Any]:
     }
 
 
-def _ply(ply: ShownPly) -> dict[str, Any]:
-    return position_data(ply.board) | {
-        "short": ply.phase,
-        "orders": {POWERS.index(power): [_order(order) for order in orders] for power, orders in ply.orders.items()},
-        "decisions": {POWERS.index(power): _decision(decision) for power, decision in ply.decisions.items()},
+def _played_phase(phase_row: ShownPhase) -> dict[str, Any]:
+    return position_data(phase_row.board) | {
+        "short": phase_row.phase,
+        "orders": {POWERS.index(power): [_order(order) for order in orders] for power, orders in phase_row.orders.items()},
+        "decisions": {POWERS.index(power): _decision(decision) for power, decision in phase_row.decisions.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""One game of a run, ply by ply: positions, all orders with their results, and the probabilities of the policy's orders.
+"""One game of a run, phase by phase: positions, all orders with their results, and the probabilities of the policy's orders.
 
 This module only reads, and works while the run trains. All figures come from stored ones; no model is called.
 entente/reports/replay_page.py writes the page.
@@ -27,7 +27,7 @@ from storage.arrow_files import COMPONENTS
 from storage.asking import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.shards import open_plies, open_shard
+from storage.shards import open_phases, open_shard
 
 _COLUMNS = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
 """Columns of a decision: of the view `decisions`, its thought, and the log-probability of its orders given the thought."""
@@ -45,7 +45,7 @@ class ShownOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownPly:
+class ShownPhase:
     number: int
     phase: str
     """As S1902M."""
@@ -62,7 +62,7 @@ class ShownPly:
 class ReplayedGame:
     run: str
     game: GameName
-    plies: tuple[ShownPly, ...]
+    phases: tuple[ShownPhase, ...]
     opponents: str
     """Players of the other powers."""
     game_id: str
@@ -78,13 +78,13 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
     with connect(paths.root, storage) as connection:
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
-    decisions, plies = _rows_of(paths, game)
+    decisions, phases = _rows_of(paths, game)
     codec = None if model is None else Codec(model)
     ends = frozenset() if codec is None else frozenset((codec.separator_id, codec.eos_id))
     for row in decisions:
         completion, logprobs = row["input_ids"][row["prompt_len"] :], row["behaviour_logprobs"]
         thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], codec)
-        facts[row["ply"], row["power"]] |= {
+        facts[row["phase_index"], row["power"]] |= {
             "orders_drawn": row["orders"],
             "odds": odds_of_orders(row, ends),
             "thought": thought,
@@ -93,7 +93,7 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
     return ReplayedGame(
         run=paths.root.name,
         game=game,
-        plies=tuple(_ply(row, facts) for row in plies),
+        phases=tuple(_played_phase(row, facts) for row in phases),
         opponents=decisions[0]["opponents"],
         game_id=decisions[0]["game_id"],
         ended=decisions[0]["ended"],
@@ -109,17 +109,17 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
         FROM decisions AS d WHERE d.shard = ? AND d.start_group = ? AND d.fork = ?
     """
     rows = connection.sql(question, params=[game.shard, game.start_group, game.fork]).to_arrow_table().to_pylist()
-    return {(row["ply"], row["power"]): row for row in rows}
+    return {(row["phase_index"], row["power"]): row for row in rows}
 
 
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     path = paths.shards / game.shard
     decisions = open_shard(path)
-    plies = open_plies(path, decisions)
-    rows = _of_game(plies, game)
+    phases = open_phases(path, decisions)
+    rows = _of_game(phases, game)
     if not rows:
         raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")
-    return _of_game(decisions, game), sorted(rows, key=lambda row: row["ply"])
+    return _of_game(decisions, game), sorted(rows, key=lambda row: row["phase_index"])
 
 
 def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
@@ -127,11 +127,11 @@ def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
     return list(chosen.to_pylist())
 
 
-def _ply(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPly:
-    number, ordered, results = row["ply"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
+def _played_phase(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPhase:
+    number, ordered, results = row["phase_index"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
     snapshot = make_snapshot(row["position"], row["phase"], source="replay", game_id="", seed=0)
     asked = {power: facts[number, power] for power in POWERS if (number, power) in facts}
-    return ShownPly(
+    return ShownPhase(
         number=number,
         phase=row["phase"],
         board=Board.restore(snapshot),
@@ -164,8 +164,8 @@ def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
     """The position of a game of the run, named as for `entente replay`."""
     replayed = read_game(paths, game, None)
     phases = {
-        ply.phase: (ply.board, {who: tuple(each.order for each in own) for who, own in ply.orders.items()})
-        for ply in replayed.plies
+        phase_row.phase: (phase_row.board, {who: tuple(each.order for each in own) for who, own in phase_row.orders.items()})
+        for phase_row in replayed.phases
     }
     return _choose(f"game {replayed.game.name} of run {paths.root.name}", phases, phase)
 

@@ -1,6 +1,6 @@
 """Plays one fork: from a frozen position to its horizon. All seats are asked alike; what the policy samples becomes rows.
 
-Forks run concurrently, and so do the decisions of one ply. A failed request ends only its own fork, with a status and a reason.
+Forks run concurrently, and so do the decisions of one phase. A failed request ends only its own fork, with a status and a reason.
 Reward components are computed here: each covers the time from a decision to the same power's next one, or to the fork's end.
 """
 
@@ -21,7 +21,7 @@ from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
 from entente.players.seeds import dice
-from entente.records.rows import Decision, Ply, decision_id
+from entente.records.rows import Decision, PlayedPhase, decision_id
 from entente.telemetry.errors import DataError, EngineError
 
 
@@ -58,8 +58,8 @@ class PlayedFork:
     """The result of a fork."""
 
     decisions: list[Decision] = field(default_factory=list)
-    """Decisions of the policy, by ply, each with its outcome."""
-    plies: list[Ply] = field(default_factory=list)
+    """Decisions of the policy, by phase, each with its outcome."""
+    phases: list[PlayedPhase] = field(default_factory=list)
     start: Standing | None = None
     end: Standing | None = None
     status: str = "complete"
@@ -77,14 +77,14 @@ async def play_fork(
     board: Board,
     players: Mapping[str, Decider],
     *,
-    record_plies: bool = True,
+    record_phases: bool = True,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> PlayedFork:
     """Play until the horizon, or until an earlier end (see `PlayedFork.ended`). `board` is changed and then released.
 
     Args:
         players: by the name of their seat; other seats are scripted players.
-        record_plies: record positions, orders and results for replay.
+        record_phases: record positions, orders and results for replay.
         on_phase: called with the name of each phase that was played.
 
     Returns:
@@ -92,34 +92,34 @@ async def play_fork(
     """
     standing = compute_standing(board)
     fork, end_rule, sampled = PlayedFork(start=standing), _EndRule(plan, board), list[_SampledDecision]()
-    ply = 0
-    while not (reason_to_end := end_rule.reason_to_end(board, ply)):
+    phase_index = 0
+    while not (reason_to_end := end_rule.reason_to_end(board, phase_index)):
         began = time.perf_counter()
         legal = board.legal_orders()
         legal_s = time.perf_counter() - began
         phase, before = board.phase, standing
         try:
-            decided = await _decide(plan, board, legal, players, ply)
+            decided = await _decide(plan, board, legal, players, phase_index)
         except (EngineError, DataError) as error:
             fork.status, fork.reason, reason_to_end = "failed", str(error), "failed"
             break
-        snapshot = board.snapshot(game_id="", seed=0, source="") if record_plies else None
+        snapshot = board.snapshot(game_id="", seed=0, source="") if record_phases else None
         began = time.perf_counter()
         played = board.step({power: orders_of(each) for power, each in decided.items()})
         standing = compute_standing(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         fork.rejected += sum(played.rejected.values())
         sampled += [
-            _SampledDecision(ply, phase, power, each, before, played.rejected.get(power, 0), engine_ms)
+            _SampledDecision(phase_index, phase, power, each, before, played.rejected.get(power, 0), engine_ms)
             for power, each in decided.items()
             if plan.seats[power] == POLICY and isinstance(each, Sampled)
         ]
         if snapshot is not None:
-            fork.plies.append(_ply(plan, ply, snapshot, json.dumps(played.orders), json.dumps(played.results)))
-        ply += 1
+            fork.phases.append(_played_phase(plan, phase_index, snapshot, json.dumps(played.orders), json.dumps(played.results)))
+        phase_index += 1
         on_phase(phase)
-    if record_plies and fork.status == "complete" and not board.is_over:
-        fork.plies.append(_ply(plan, ply, board.snapshot(game_id="", seed=0, source="")))
+    if record_phases and fork.status == "complete" and not board.is_over:
+        fork.phases.append(_played_phase(plan, phase_index, board.snapshot(game_id="", seed=0, source="")))
     fork.end, fork.ended = standing, reason_to_end
     fork.decisions = _rows(plan, fork, sampled, standing)
     board.release()
@@ -127,7 +127,7 @@ async def play_fork(
 
 
 async def _decide(
-    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], players: Mapping[str, Decider], ply: int
+    plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], players: Mapping[str, Decider], phase_index: int
 ) -> dict[str, Sequence[str] | Sampled]:
     """What each power decides. Nobody is asked for the only legal order set; other players decide concurrently."""
     decided: dict[str, Sequence[str] | Sampled] = {}
@@ -137,18 +137,18 @@ async def _decide(
         if own.is_forced:
             decided[power] = own.only_orders()
         elif seat in players:
-            asked[power] = players[seat].decide(_request(plan, board, own, ply))
+            asked[power] = players[seat].decide(_request(plan, board, own, phase_index))
         else:  # scripted players of the forks of a group share their random numbers
             decided[power] = player(seat)(own, dice(plan.shared_name, board.phase, power), board)
     decided |= zip(asked, await asyncio.gather(*asked.values()), strict=True)
     return decided
 
 
-def _request(plan: ForkPlan, board: Board, legal: LegalOrders, ply: int) -> DecisionRequest:
+def _request(plan: ForkPlan, board: Board, legal: LegalOrders, phase_index: int) -> DecisionRequest:
     return DecisionRequest(
         game=plan.name,
         dice=plan.dice or plan.name,
-        ply=ply,
+        phase_index=phase_index,
         power=legal.power,
         legal=legal,
         board=board,
@@ -162,7 +162,7 @@ def _request(plan: ForkPlan, board: Board, legal: LegalOrders, ply: int) -> Deci
 class _SampledDecision:
     """A decision of the policy while the fork is being played."""
 
-    ply: int
+    phase_index: int
     phase: str
     power: str
     sampled: Sampled
@@ -181,11 +181,11 @@ def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision],
         drawn, generation = each.sampled, each.sampled.generation
         rows.append(
             Decision(
-                decision_id=decision_id(plan.producer, plan.start_group, plan.fork, each.ply, each.power),
+                decision_id=decision_id(plan.producer, plan.start_group, plan.fork, each.phase_index, each.power),
                 snapshot_id=plan.snapshot_id,
                 start_group=plan.start_group,
                 fork=plan.fork,
-                ply=each.ply,
+                phase_index=each.phase_index,
                 power=each.power,
                 phase=each.phase,
                 game_id=plan.game_id,
@@ -216,11 +216,11 @@ def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision],
     return rows[::-1]
 
 
-def _ply(plan: ForkPlan, ply: int, snapshot: Snapshot, orders: str = "{}", results: str = "{}") -> Ply:
-    return Ply(
+def _played_phase(plan: ForkPlan, phase_index: int, snapshot: Snapshot, orders: str = "{}", results: str = "{}") -> PlayedPhase:
+    return PlayedPhase(
         start_group=plan.start_group,
         fork=plan.fork,
-        ply=ply,
+        phase_index=phase_index,
         phase=snapshot.phase,
         snapshot_id=snapshot.snapshot_id,
         position=snapshot.position,
@@ -237,11 +237,11 @@ class _EndRule:
         self._policy_powers = [power for power, seat in plan.seats.items() if seat == POLICY]
         self._centres, self._changed = board.centres(), board.phase
 
-    def reason_to_end(self, board: Board, ply: int) -> str:
-        """Why the fork ends before this ply; empty if it continues."""
+    def reason_to_end(self, board: Board, phase_index: int) -> str:
+        """Why the fork ends before this phase; empty if it continues."""
         if board.is_over:
             return "won" if max(board.centre_counts()) >= SOLO_CENTRES else "drawn"
-        if not ply:
+        if not phase_index:
             return ""
         if horizon_reached(self._start, board.phase, self._plan.horizon_years):
             return "horizon"

@@ -16,7 +16,7 @@ from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY, draw_opponents, opponents_text
 from entente.players.policy import Decider, PolicyPlayer
 from entente.players.shared_search import search_opponents
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, PlayedPhase
 from entente.rollouts.figures import Figures, rollout_figures
 from entente.rollouts.fork import ForkPlan, PlayedFork, play_fork
 from entente.rollouts.resources import PROBE, RolloutResources
@@ -137,7 +137,7 @@ async def _play_groups(
     forks = await resources.host.run(_roll_out(resources, groups, settings, producer, on_group))
     while after is not None and not await asyncio.to_thread(after.exists):
         await asyncio.sleep(_POLL_S)
-    rows, end = (decisions_of(forks), plies_of(forks)), first_group + len(positions)
+    rows, end = (decisions_of(forks), phases_of(forks)), first_group + len(positions)
     publish = partial(publish_shard, resources.paths, producer, first_group, *rows, resources.provenance, next_start_group=end)
     await publish_when_there_is_room(publish, FULL_DISK_WAIT_S)
 
@@ -255,9 +255,9 @@ def decisions_of(forks: Sequence[PlayedFork]) -> list[Decision]:
     return [decision for fork in forks for decision in fork.decisions]
 
 
-def plies_of(forks: Sequence[PlayedFork]) -> list[Ply]:
-    """The plies of all forks, in their order."""
-    return [ply for fork in forks for ply in fork.plies]
+def phases_of(forks: Sequence[PlayedFork]) -> list[PlayedPhase]:
+    """The phases of all forks, in their order."""
+    return [phase_row for fork in forks for phase_row in fork.phases]
 
 
 def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:

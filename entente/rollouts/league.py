@@ -24,7 +24,7 @@ from storage.adapters import published_versions
 from storage.files import names_in
 from storage.league_files import LEAGUE_EVERY, LeagueMember, LeagueStep, publish_league, read_league
 from storage.runs import RunPaths
-from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_plies, open_shard
+from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_phases, open_shard
 
 LEAGUE_SIZE = 4
 """Members at most. An engine holds them beside the versions of the staleness budget."""
@@ -138,13 +138,13 @@ def tally_shard(path: Path) -> Tally:
                 failed.add((row["start_group"], row["fork"]))
         if not any(f"{POLICY}:" in opponents for _, opponents in seats.values()):
             return {}
-        plies = open_plies(path, rows)
+        phases = open_phases(path, rows)
     except DataError as error:
         reporter().say(f"not counted for the league: {error}")
         return {}
     last = {
         (row["start_group"], row["fork"]): row["position"]
-        for row in plies.select(["start_group", "fork", "ply", "position"]).sort_by("ply").to_pylist()
+        for row in phases.select(["start_group", "fork", "phase_index", "position"]).sort_by("phase_index").to_pylist()
     }
     forks = [
         (*seats[group], position) for (group, fork), position in last.items() if group in seats and (group, fork) not in failed

@@ -17,8 +17,8 @@ from entente.game.snapshot import Snapshot
 from entente.inference.uniform_engine import UniformEngine
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
-from entente.records.rows import Decision, Generation, GenerationRequest, Ply
-from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.records.rows import Decision, Generation, GenerationRequest, PlayedPhase
+from entente.rollouts.groups import decisions_of, phases_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from state_cache.build import play_source_game
 from state_cache.sampling import sample_start_positions
@@ -70,7 +70,7 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
         completion_tokens=float(np.mean([len(row.behaviour_logprobs) for row in rows] or [0])),
         longest_request=engine.longest,
         unique_tokens=_group_tokens(rows, settings.forks_per_group) * settings.horizon_years / years,
-        fork_bytes=(to_table(rows).nbytes + to_table(plies_of(forks), Ply).nbytes) * scale,
+        fork_bytes=(to_table(rows).nbytes + to_table(phases_of(forks), PlayedPhase).nbytes) * scale,
     )
 
 

@@ -31,7 +31,7 @@ from state_cache.sampling import sample_start_positions
 from storage.files import set_aside
 from storage.lessons import lesson_path, open_lessons, publish_lessons
 from storage.runs import RunPaths
-from storage.shards import open_plies, open_shard, shard_path
+from storage.shards import open_phases, open_shard, shard_path
 
 VISITED_GROUPS = 8
 """Start groups of a task: enough requests at a time for the engine, and few enough that labelling begins early."""
@@ -157,7 +157,7 @@ async def _propose(
     request = DecisionRequest(
         game=dice,
         dice=dice,
-        ply=row["ply"],
+        phase_index=row["phase_index"],
         power=row["power"],
         legal=board.legal_orders()[row["power"]],
         board=board,
@@ -173,12 +173,15 @@ def _visits(paths: RunPaths, producer: str, first_group: int, count: int) -> lis
     """The first `count` complete decisions of a shard, each with the position where it was taken and its source."""
     path = shard_path(paths, producer, first_group)
     decisions = open_shard(path)
-    plies = {(ply["start_group"], ply["fork"], ply["ply"]): ply for ply in open_plies(path, decisions).to_pylist()}
+    phases = {
+        (phase_row["start_group"], phase_row["fork"], phase_row["phase_index"]): phase_row
+        for phase_row in open_phases(path, decisions).to_pylist()
+    }
     found = []
     for row in decisions.to_pylist():
         if row["status"] == "complete" and len(found) < count:
-            ply = plies[row["start_group"], row["fork"], row["ply"]]
+            phase_row = phases[row["start_group"], row["fork"], row["phase_index"]]
             position = {"source": f"{producer}/{path.name}", "game_id": row["game_id"], "seed": row["seed"]}
-            snapshot = make_snapshot(ply["position"], row["phase"], **position)
+            snapshot = make_snapshot(phase_row["position"], row["phase"], **position)
             found.append(row | {"source": position["source"], "snapshot": snapshot})
     return found

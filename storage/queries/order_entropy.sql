@@ -1,6 +1,6 @@
 -- How much a policy version varies what it orders: entropy (nats) of the order sets that one group's forks gave, by version.
 WITH drawn AS (
-    SELECT producer, start_group, power, phase, decision_id, policy_version FROM decisions WHERE ply = 0
+    SELECT producer, start_group, power, phase, decision_id, policy_version FROM decisions WHERE phase_index = 0
 ),
 sets AS (
     SELECT d.producer, d.start_group, d.power, d.phase, min(d.policy_version) AS policy_version, o.orders, count(*) AS forks

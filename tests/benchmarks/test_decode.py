@@ -23,7 +23,7 @@ def laptop_like(positions: list[Snapshot], **changed: int) -> RunInputs:
     return RunInputs(positions=positions, rollouts=rollouts, seed=0)
 
 
-def test_a_recorded_step_has_every_decision_of_every_ply_with_its_board(tokens, positions):
+def test_a_recorded_step_has_every_decision_of_every_phase_index_with_its_board(tokens, positions):
     played = asyncio.run(record_step(laptop_like(positions), 1, UniformEngine(), tokens))  # type: ignore[arg-type]
     assert len(played.cases) == len(played.drawn) == played.decisions
     again = requests_for(played.cases, tokens, "x")
@@ -32,8 +32,8 @@ def test_a_recorded_step_has_every_decision_of_every_ply_with_its_board(tokens, 
     for case, (request, generation) in zip(played.cases, played.drawn, strict=True):
         assert request.table.to_bytes() == tokens.tables.table(case.legal).to_bytes()
         request.table.legal_sets(generation.token_ids.tolist())
-    plies = Counter(request.request_id.split("/")[-2] for request, _ in played.drawn)
-    assert plies["0"] == 6 and plies["1"] > 0
+    phases = Counter(request.request_id.split("/")[-2] for request, _ in played.drawn)
+    assert phases["0"] == 6 and phases["1"] > 0
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------------

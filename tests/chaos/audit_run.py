@@ -16,7 +16,7 @@ _TOLD = [
     "decision_id",
     "start_group",
     "fork",
-    "ply",
+    "phase_index",
     "power",
     "phase",
     "policy_version",
@@ -39,7 +39,7 @@ def decisions(paths: RunPaths) -> pa.Table:
     """All rows of all shards, with what the audit asks for."""
     tables = []
     for file in sorted(paths.shards.rglob("*.arrow")):
-        if not file.name.startswith(".") and not file.name.endswith(".plies.arrow"):
+        if not file.name.startswith(".") and not file.name.endswith(".phases.arrow"):
             table = pyarrow.ipc.open_file(file).read_all().select(_TOLD).replace_schema_metadata(None)
             table = table.set_column(_TOLD.index("power"), "power", table["power"].cast(pa.string()))
             tables.append(table.append_column("shard", pa.array([f"{file.parent.name}/{file.name}"] * table.num_rows)))
@@ -82,7 +82,7 @@ def audit(paths: RunPaths, steps: int, max_lag: int = 0) -> None:
             create temp table standing as
             with valued as (
                 select *, sum(centres_gained) over (
-                    partition by shard, start_group, fork, power order by ply rows between current row and unbounded following
+                    partition by shard, start_group, fork, power order by phase rows between current row and unbounded following
                 ) as outcome
                 from played
             )

@@ -32,8 +32,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     paths = RunPaths(Path("runs/mine")).create()
     paths.settings.write_text(RunSettings(run="mine").model_dump_json())
-    decisions, plies = make_shard_rows(random.Random(0), range(1), "local")
-    publish_shard(paths, "local", 0, decisions, plies, {}, next_start_group=1)
+    decisions, phases = make_shard_rows(random.Random(0), range(1), "local")
+    publish_shard(paths, "local", 0, decisions, phases, {}, next_start_group=1)
 
     def run(*words: str) -> tuple[int, str, str]:
         code = main.run(["sql", "--run", "mine", *words])

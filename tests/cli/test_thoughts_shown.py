@@ -76,13 +76,13 @@ def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, sto
     page = (stored_run.root / "replay-0-1.html").read_text()
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
-    decisions = [decision for ply in data["plies"] for decision in ply["decisions"].values()]
+    decisions = [decision for phase_row in data["phases"] for decision in phase_row["decisions"].values()]
     found = {decision["thought"]["text"]: decision["thought"]["about"] for decision in decisions}
     assert "ended by force" in found["\\x1b[2J<script>alert(1)</script>\nA PAR H\n\\u202eétage"]
     assert found[""] == f"thought of 1 token, ended by itself, log-probability {LOGPROB:.2f}"
     (one,) = [decision for decision in decisions if decision["decision_id"] == str(DECISION)]
     assert math.exp(one["logprob"]) == pytest.approx(0.022 * 0.094 * 0.075 * 0.186, rel=0.03), "of the orders, given the thought"
-    odds = [order[2] for order in data["plies"][1]["orders"]["5"]]
+    odds = [order[2] for order in data["phases"][1]["orders"]["5"]]
     assert odds == pytest.approx([0.022, 0.094, 0.075, 0.186], rel=0.03)
 
 

@@ -65,15 +65,15 @@ def test_a_fork_ends_as_a_naive_loop_with_its_dice(autumn):
 
 
 def test_a_version_meets_one_luck_in_a_phase_whatever_came_before_it(autumn):
-    """A retreat in one fork of a pair adds a ply there; the draws of later phases must not shift."""
+    """A retreat in one fork of a pair adds a phase there; the draws of later phases must not shift."""
     met: dict[tuple[str, str, str], set[tuple[str, int]]] = defaultdict(set)
     games: list[str] = []
 
     class Listens:
         async def decide(self, request: DecisionRequest) -> list[str]:
             side = request.game.split("/")[4]
-            met[side, request.board.phase, request.power].add((request.dice, request.ply))
-            games.append(f"{request.game}/{request.ply}/{request.power}")
+            met[side, request.board.phase, request.power].add((request.dice, request.phase_index))
+            games.append(f"{request.game}/{request.phase_index}/{request.power}")
             return player("hold")(request.legal, dice(), request.board)
 
     retreat = ["A TYR - MUN", "A BUR S A TYR - MUN"]

@@ -34,7 +34,7 @@ PROMISED = {
 def rows(paths: RunPaths) -> list[dict[str, Any]]:
     """Every decision of every shard, read without any of the project's code, in the order of the files."""
     shards = [
-        file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".plies.arrow") and file.name[0] != "."
+        file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".phases.arrow") and file.name[0] != "."
     ]
     return [row for file in shards for row in pyarrow.ipc.open_file(file).read_all().to_pylist()]
 

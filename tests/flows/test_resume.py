@@ -66,7 +66,7 @@ def weights(paths: RunPaths, version: int) -> bytes:
 
 def opponents(paths: RunPaths) -> set[str]:
     """Everybody who played against the policy."""
-    shards = [file for file in (paths.shards / "local").glob("*.arrow") if not file.name.endswith(".plies.arrow")]
+    shards = [file for file in (paths.shards / "local").glob("*.arrow") if not file.name.endswith(".phases.arrow")]
     met = {text for file in shards for text in open_shard(file)["opponents"].to_pylist()}
     return {seat.partition("=")[2] for text in met for seat in text.split(",")}
 

@@ -38,7 +38,7 @@ def play(resources: Resources, *tasks: tuple[int, int]) -> list[Any]:
 
 
 def rows(resources: Resources) -> list[tuple[Any, ...]]:
-    told = "decision_id, snapshot_id, start_group, fork, ply, power, seed, n_completion, centres_gained"
+    told = "decision_id, snapshot_id, start_group, fork, phase_index, power, seed, n_completion, centres_gained"
     with connect(resources.paths.root) as run:
         return run.sql(f"select {told} from decisions order by decision_id").fetchall()
 

@@ -39,7 +39,7 @@ def shards(paths: RunPaths) -> list[Path]:
     return [
         file
         for file in sorted(paths.shards.rglob("*.arrow"))
-        if not file.name.startswith(".") and not file.name.endswith(".plies.arrow")
+        if not file.name.startswith(".") and not file.name.endswith(".phases.arrow")
     ]
 
 

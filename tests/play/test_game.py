@@ -170,5 +170,5 @@ def test_what_a_search_tried_is_stored_and_shown_best_first(new_game, bots, tmp_
     order(game, "FRANCE")
     again = open_game(read_game(file), bots, file)
     assert again.turns[0].proposals == game.turns[0].proposals and "FRANCE" not in game.turns[0].proposals
-    shown = as_data(again)["plies"][0]["tried"][POWERS.index("ITALY")]
+    shown = as_data(again)["phases"][0]["tried"][POWERS.index("ITALY")]
     assert [(each["value"], each["sure"], each["playouts"]) for each in shown] == [(4.0, None, 4), (3.0, 0.5, 4)]

@@ -70,7 +70,7 @@ def test_orders_are_played_and_bad_requests_get_a_sentence(game):
         assert (await client.post("/orders", content=b"x" * 20_000)).status_code == 413
         assert (await client.get("/nothing")).json() == {"error": "Not Found"}
         answer = (await client.post("/orders", json={"power": "FRANCE", "orders": ["A PAR - BUR"], "revision": 0})).json()
-        assert answer["plies"][0]["orders"]["2"][2] == ["A PAR - BUR", []] and answer["plies"][1]["short"] == "F1901M"
+        assert answer["phases"][0]["orders"]["2"][2] == ["A PAR - BUR", []] and answer["phases"][1]["short"] == "F1901M"
         assert answer["waits"] == [2] and answer["legal"]["2"]["sites"][0] == "F BRE"
         assert (await post("/undo", turn=0, revision=answer["revision"])) == (200, "")
         assert game.board.phase == "S1901M"
@@ -86,7 +86,7 @@ def test_a_failed_decision_is_said_and_the_game_waits(game, bots):
         assert answer.status_code == 502 and answer.json()["error"] == "the engine is lost; the game waits: try again"
         bots.fails = False
         again = await client.post("/next", json={"revision": answer.json()["state"]["revision"]})
-        assert again.status_code == 200 and len(again.json()["plies"]) == 2
+        assert again.status_code == 200 and len(again.json()["phases"]) == 2
 
     ask(game, talk)
 

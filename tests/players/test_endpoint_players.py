@@ -21,7 +21,7 @@ from entente.players.opponents import POLICY, read_opponents, read_table
 from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.read_answer import AnswerCounts
 from entente.rollouts import groups as groups_module
-from entente.rollouts.groups import StartGroup, decisions_of, plies_of, roll_out
+from entente.rollouts.groups import StartGroup, decisions_of, phases_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.settings.check_settings import check_settings
 from entente.settings.layers import layered_settings
@@ -151,7 +151,9 @@ def test_a_dying_endpoint_ends_the_match_and_the_answers_before_are_kept(tmp_pat
 
 def decision(board: Board, dice: str, shared: str = "") -> DecisionRequest:
     legal = board.legal_orders()["FRANCE"]
-    return DecisionRequest(game=dice, dice=dice, shared=shared, ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
+    return DecisionRequest(
+        game=dice, dice=dice, shared=shared, phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id=""
+    )
 
 
 def test_forks_of_a_group_ask_one_question_and_other_groups_their_own(tmp_path):
@@ -193,7 +195,7 @@ def test_only_so_many_requests_are_in_flight(tmp_path, monkeypatch):
 
 
 def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, positions, tmp_path):
-    """Rows name it, its orders are in the plies, and a repeated task asks nothing."""
+    """Rows name it, its orders are in the phases, and a repeated task asks nothing."""
 
     async def rolled(player: str) -> tuple:
         settings = RolloutSettings(
@@ -215,11 +217,22 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
     for row in decisions_of(first):
         seats = read_opponents(row.opponents, [power for power in POWERS if power != row.power])
         assert set(seats.values()) == {server.player, "hold"}
-        plies = [ply for ply in plies_of(first) if ply.start_group == row.start_group and ply.phase.endswith("M")]
-        moved |= {seats[p] for ply in plies for p, o in json.loads(ply.orders).items() if p in seats and " H" not in "".join(o)}
+        phases = [
+            phase_row
+            for phase_row in phases_of(first)
+            if phase_row.start_group == row.start_group and phase_row.phase.endswith("M")
+        ]
+        moved |= {
+            seats[p]
+            for phase_row in phases
+            for p, o in json.loads(phase_row.orders).items()
+            if p in seats and " H" not in "".join(o)
+        }
     assert moved == {server.player}
     again, _ = asyncio.run(rolled(server.player))
-    assert [ply.orders for ply in plies_of(again)] == [ply.orders for ply in plies_of(first)], "the endpoint is off"
+    assert [phase_row.orders for phase_row in phases_of(again)] == [phase_row.orders for phase_row in phases_of(first)], (
+        "the endpoint is off"
+    )
 
 
 def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path, monkeypatch):

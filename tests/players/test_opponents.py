@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from entente.game.board import POWERS
 from entente.players.opponents import POLICY, draw_opponents, read_opponents, read_table, table_text
 from entente.players.policy import PolicyPlayer
-from entente.rollouts.groups import StartGroup, decisions_of, plies_of, roll_out
+from entente.rollouts.groups import StartGroup, decisions_of, phases_of, roll_out
 from entente.rollouts.settings import RolloutSettings
 
 MIX = RolloutSettings(start_groups=4, forks_per_group=3, horizon_years=1, opponents="hold, mover,territorial")
@@ -82,11 +82,11 @@ def test_by_seat_rows_name_who_played_each_power(uniform_engine, tokens, positio
     own = {row.start_group: (row.power, row.opponents) for row in decisions_of(played)}
     assert {text.count("=") for _, text in own.values()} == {6}
     moved = set()
-    for ply in plies_of(played):
-        power, text = own[ply.start_group]
+    for phase_row in phases_of(played):
+        power, text = own[phase_row.start_group]
         seats = read_opponents(text, [other for other in POWERS if other != power])
-        for other, orders in json.loads(ply.orders).items():
-            if other != power and ply.phase.endswith("M") and any(" - " in order for order in orders):
+        for other, orders in json.loads(phase_row.orders).items():
+            if other != power and phase_row.phase.endswith("M") and any(" - " in order for order in orders):
                 moved.add(seats[other])
     assert moved == {"mover"}
 

@@ -25,7 +25,7 @@ def played_to(phase: str) -> Board:
 def asked(board: Board) -> DecisionRequest:
     """A request of the first power that has a choice."""
     legal = next(legal for legal in board.legal_orders().values() if not legal.is_forced)
-    return DecisionRequest(game="g", dice="g", ply=0, power=legal.power, legal=legal, board=board, snapshot_id="")
+    return DecisionRequest(game="g", dice="g", phase_index=0, power=legal.power, legal=legal, board=board, snapshot_id="")
 
 
 class Given:
@@ -35,7 +35,7 @@ class Given:
         self._orders, self._then = orders, then
 
     async def decide(self, request: DecisionRequest) -> list[str]:
-        if request.ply == 0:
+        if request.phase_index == 0:
             return self._orders
         return player(self._then)(request.legal, dice(request.dice, request.board.phase, request.power), request.board)
 

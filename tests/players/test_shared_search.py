@@ -15,7 +15,7 @@ from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 from entente.players.shared_search import SearchTeacher, SharedSearch, search_opponents
 from entente.rollouts.fork import PlayedFork
-from entente.rollouts.groups import StartGroup, decisions_of, plies_of, roll_out
+from entente.rollouts.groups import StartGroup, decisions_of, phases_of, roll_out
 from entente.rollouts.league import tally_fork
 from entente.rollouts.settings import RolloutSettings
 
@@ -42,7 +42,9 @@ class Counted:
 
 def request(board: Board, power: str, fork: int, shared: str = "p/5/0") -> DecisionRequest:
     legal, game = board.legal_orders()[power], f"{shared}/{fork}"
-    return DecisionRequest(game=game, dice=game, ply=0, power=power, legal=legal, board=board, snapshot_id="", shared=shared)
+    return DecisionRequest(
+        game=game, dice=game, phase_index=0, power=power, legal=legal, board=board, snapshot_id="", shared=shared
+    )
 
 
 def test_forks_that_meet_in_one_position_ask_once_and_with_the_luck_of_their_group():
@@ -81,7 +83,7 @@ def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positi
     assert {row.opponents for row in decisions_of(played)} == {"mover+search"} and all(
         fork.status == "complete" for fork in played
     )
-    first = [json.loads(ply.orders) for ply in plies_of(played) if ply.ply == 0]
+    first = [json.loads(phase_row.orders) for phase_row in phases_of(played) if phase_row.phase_index == 0]
     alone, board = SearchDecider(QUICK, proposer="mover"), Board.restore(positions[0])
     for power in board.legal_orders():
         if power != "FRANCE":
@@ -109,7 +111,7 @@ TEACHING = SearchSettings(proposals=3, scripted=(), playouts=6, player=("random"
 def test_a_teacher_orders_what_the_player_of_a_match_orders_and_so_does_a_copy():
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
-    request = DecisionRequest(game="g", dice="g", ply=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
+    request = DecisionRequest(game="g", dice="g", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
     wanted = asyncio.run(SearchDecider(TEACHING, proposer="mover").decide(request))
     teacher = SearchTeacher(TEACHING)
     assert teacher("mover", board, "FRANCE", "g") == wanted == pickle.loads(pickle.dumps(teacher))("mover", board, "FRANCE", "g")

@@ -38,7 +38,7 @@ def ledger_rows(step: int, seed: int = 0, groups: int = 2) -> pa.Table:
         "decision_id": [1000 * step + place for place in range(len(made))],
         "start_group": [10 * step + group for group, _ in made],
         "fork": [fork for _, fork in made],
-        "ply": [0] * len(made),
+        "phase_index": [0] * len(made),
         "power": ["FRANCE"] * len(made),
         "phase": ["S1903M"] * len(made),
         "policy_version": [step - 1] * len(made),

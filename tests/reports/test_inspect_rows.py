@@ -29,7 +29,7 @@ def rows(paths: RunPaths) -> Iterator[Inspector]:
 @pytest.fixture(scope="module")
 def stored(paths: RunPaths) -> list[dict]:
     """All rows, as the shards hold them."""
-    shards = [file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".plies.arrow")]
+    shards = [file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".phases.arrow")]
     return [row for shard in shards for row in open_shard(shard).to_pylist()]
 
 

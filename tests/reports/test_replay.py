@@ -50,7 +50,7 @@ def rows_of(paths: RunPaths, pattern: str) -> list[dict[str, Any]]:
     """Rows of a run's files, read without any of the code under test."""
     found = []
     for file in sorted(paths.shards.rglob(pattern)):
-        if pattern == "*.plies.arrow" or not file.name.endswith(".plies.arrow"):
+        if pattern == "*.phases.arrow" or not file.name.endswith(".phases.arrow"):
             with pa.memory_map(str(file)) as source:
                 found += pa.ipc.open_file(source).read_all().to_pylist()
     return found
@@ -60,11 +60,15 @@ def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed:
     paths = trained[1]
     rows = [row for row in rows_of(paths, "*.arrow") if (row["start_group"], row["fork"]) == (1, 2)]
     game = replayed("1/2")
-    shown = {(ply.number, power): (ply, decision) for ply in game.plies for power, decision in ply.decisions.items()}
-    assert rows and set(shown) == {(row["ply"], row["power"]) for row in rows}
+    shown = {
+        (phase_row.number, power): (phase_row, decision)
+        for phase_row in game.phases
+        for power, decision in phase_row.decisions.items()
+    }
+    assert rows and set(shown) == {(row["phase_index"], row["power"]) for row in rows}
     for row in rows:
-        ply, decision = shown[row["ply"], row["power"]]
-        orders = ply.orders[row["power"]]
+        phase_row, decision = shown[row["phase_index"], row["power"]]
+        orders = phase_row.orders[row["power"]]
         assert [given.order for given in orders] == row["orders"]
         probabilities = [given.probability for given in orders if given.probability is not None]
         assert len(probabilities) == len(orders) and all(0 < value <= 1 for value in probabilities)
@@ -75,20 +79,20 @@ def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed:
 
 
 def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed: Callable[[str], ReplayedGame]):
-    stored = [row for row in rows_of(trained[1], "*.plies.arrow") if (row["start_group"], row["fork"]) == (0, 0)]
+    stored = [row for row in rows_of(trained[1], "*.phases.arrow") if (row["start_group"], row["fork"]) == (0, 0)]
     game = replayed("0/0")
-    assert [ply.number for ply in game.plies] == sorted(row["ply"] for row in stored)
-    for ply, following in zip(game.plies, game.plies[1:], strict=False):
-        board: Board = ply.board.fork()
-        played = board.step({power: [given.order for given in orders] for power, orders in ply.orders.items()})
+    assert [phase_row.number for phase_row in game.phases] == sorted(row["phase_index"] for row in stored)
+    for phase_row, following in zip(game.phases, game.phases[1:], strict=False):
+        board: Board = phase_row.board.fork()
+        played = board.step({power: [given.order for given in orders] for power, orders in phase_row.orders.items()})
         assert (board.phase, board.units(), board.centres()) == (
             following.phase,
             following.board.units(),
             following.board.centres(),
         )
-        results = {given.order[:5]: given.results for orders in ply.orders.values() for given in orders}
+        results = {given.order[:5]: given.results for orders in phase_row.orders.values() for given in orders}
         assert all(set(results[unit[:5]]) == set(found) for unit, found in played.results.items() if unit[:5] in results)
-    assert game.plies[-1].orders == {}
+    assert game.phases[-1].orders == {}
 
 
 def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, replayed: Callable[[str], ReplayedGame]):
@@ -98,7 +102,7 @@ def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, r
             for row in pa.ipc.open_file(source).read_all().to_pylist():
                 used.setdefault(row["decision_id"], []).append((int(file.stem[5:]), row["policy_lag"]))
     games = [replayed(f"{group}/{fork}") for group in range(2) for fork in range(4)]
-    decisions = [decision for game in games for ply in game.plies for decision in ply.decisions.values()]
+    decisions = [decision for game in games for phase_row in game.phases for decision in phase_row.decisions.values()]
     assert any(decision["used"] for decision in decisions)
     assert all(decision["used"] == used.get(decision["decision_id"], []) for decision in decisions)
 
@@ -143,8 +147,10 @@ def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, m
 def test_without_the_tokenizer_boards_are_shown_and_single_orders_have_no_odds(trained, model: Path):
     with_odds, without = (read_game(trained[1], "0/0", folder) for folder in (model, None))
     assert with_odds.has_odds and not without.has_odds
-    assert all(given.probability is None for ply in without.plies for orders in ply.orders.values() for given in orders)
-    assert [ply.decisions for ply in without.plies] == [ply.decisions for ply in with_odds.plies]
+    assert all(
+        given.probability is None for phase_row in without.phases for orders in phase_row.orders.values() for given in orders
+    )
+    assert [phase_row.decisions for phase_row in without.phases] == [phase_row.decisions for phase_row in with_odds.phases]
 
 
 def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable[[str], ReplayedGame]):
@@ -156,8 +162,8 @@ def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable
         assert tag not in ("link", "iframe", "img", "object", "base", "form") and "src" not in attributes
     assert "://" not in html.replace("http://www.w3.org/2000/svg", "")
     assert [tag for tag, _ in page.elements].count("svg") == 1
-    data = json.dumps(as_data(game, Path("runs"))["plies"])
-    assert len(html) < 120e3 and len(data) / len(game.plies) < 6e3
+    data = json.dumps(as_data(game, Path("runs"))["phases"])
+    assert len(html) < 120e3 and len(data) / len(game.phases) < 6e3
 
 
 def test_a_name_that_looks_like_markup_stays_a_name(run_folder: RunPaths, model: Path):
@@ -205,7 +211,7 @@ def test_a_browser_steps_through_a_game_without_network_or_complaint(
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(file.resolve().as_uri(), wait_until="load")
     seen = [page.evaluate(_SHOWN)]
-    for _ in game.plies[1:]:
+    for _ in game.phases[1:]:
         page.keyboard.press("ArrowRight")
         seen.append(page.evaluate(_SHOWN))
     page.keyboard.press("ArrowRight")
@@ -214,14 +220,16 @@ def test_a_browser_steps_through_a_game_without_network_or_complaint(
     page.wait_for_function("document.getElementById('slider').value === '0'")
     again = page.evaluate(_SHOWN)
     page.close()
-    assert [shown["phase"].removesuffix(": the end") for shown in seen] == [ply.board.long_phase.title() for ply in game.plies]
+    assert [shown["phase"].removesuffix(": the end") for shown in seen] == [
+        phase_row.board.long_phase.title() for phase_row in game.phases
+    ]
     assert stays == seen[-1] and again == seen[0]
-    for shown, ply in zip(seen, game.plies, strict=True):
+    for shown, phase_row in zip(seen, game.phases, strict=True):
         assert len(shown["units"].split("translate")) - 1 == sum(
-            len(own[power]) for own in (ply.board.units(), ply.board.dislodged()) for power in POWERS
+            len(own[power]) for own in (phase_row.board.units(), phase_row.board.dislodged()) for power in POWERS
         )
-        assert shown["marks"] == sum(len(given.order.split()) > 2 for orders in ply.orders.values() for given in orders)
-        assert len(shown["chances"]) == sum(len(ply.orders[power]) for power in ply.decisions)
+        assert shown["marks"] == sum(len(given.order.split()) > 2 for orders in phase_row.orders.values() for given in orders)
+        assert len(shown["chances"]) == sum(len(phase_row.orders[power]) for power in phase_row.decisions)
         assert all("%" in chance for chance in shown["chances"]) and shown["wide"] <= width
     assert len({shown["units"] for shown in seen}) > 1 and any(shown["chances"] for shown in seen)
     assert complaints == [] and requests == [file.resolve().as_uri()]
@@ -241,7 +249,7 @@ def test_a_browser_shows_thoughts_as_text(browser: Any, stored_run: RunPaths, tm
         page.on(event, lambda said: complaints.append(str(said)))
     page.goto(file.resolve().as_uri(), wait_until="load")
     seen = []
-    for _ in game.plies:
+    for _ in game.phases:
         texts = page.eval_on_selector_all("blockquote", "all => all.map(quote => quote.textContent)")
         about = page.eval_on_selector_all("figcaption", "all => all.map(caption => caption.textContent)")
         seen.append((texts, [words.split(", ")[1] for words in about]))

@@ -47,13 +47,13 @@ UNITS = {power: list(own) for power, own in START.units().items()}
 
 def test_a_fork_plays_to_its_horizon() -> None:
     played = fork(position(CENTRES, UNITS), {})
-    assert (played.ended, played.plies[0].phase, played.plies[-2].phase) == ("horizon", "F1903M", "F1907M")
+    assert (played.ended, played.phases[0].phase, played.phases[-2].phase) == ("horizon", "F1903M", "F1907M")
 
 
 @pytest.mark.parametrize(("years", "last"), [(1, "F1903M"), (3, "F1905M")])
 def test_a_fork_ends_when_no_centre_has_changed_hands_for_so_many_years(years: int, last: str) -> None:
     played = fork(position(CENTRES, UNITS), {}, settled_years=years)
-    assert (played.ended, played.plies[-2].phase) == ("settled", last)
+    assert (played.ended, played.phases[-2].phase) == ("settled", last)
 
 
 def test_the_years_are_counted_from_the_last_change() -> None:
@@ -61,7 +61,7 @@ def test_the_years_are_counted_from_the_last_change() -> None:
     units = {**UNITS, "FRANCE": ["A SPA", "A PAR", "F BRE"]}
     played = fork(position(CENTRES, units), {"FRANCE": "hold"}, settled_years=2)
     assert played.end is not None and played.end.centres[POWERS.index("FRANCE")] == 4
-    assert (played.ended, played.plies[-2].phase) == ("settled", "F1905M")
+    assert (played.ended, played.phases[-2].phase) == ("settled", "F1905M")
 
 
 def test_centres_that_change_owner_but_not_number_are_no_standstill() -> None:
@@ -69,7 +69,7 @@ def test_centres_that_change_owner_but_not_number_are_no_standstill() -> None:
     centres = {"FRANCE": ["PAR", "BRE", "BEL"], "GERMANY": ["MUN", "KIE", "MAR"]}
     units = {"FRANCE": ["A PAR", "A BRE", "A MAR"], "GERMANY": ["A MUN", "A KIE", "A BEL"]}
     played = fork(position(centres, units), {}, settled_years=1)
-    assert (played.ended, played.plies[-2].phase) == ("settled", "F1904M")
+    assert (played.ended, played.phases[-2].phase) == ("settled", "F1904M")
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_fork_ends_before_its_last_winter(start: str, given: dict[str, int], l
     kind = "ADJUSTMENTS" if start.endswith("A") else "MOVEMENT"
     began = replace(position(CENTRES, UNITS | {"FRANCE": ["A PAR"]}, f"{season} 1903 {kind}"), phase=start)
     played = fork(began, {"FRANCE": "hold"}, **given)
-    assert (played.ended, played.plies[-2].phase, played.plies[-1].phase) == (reason, last, f"W{last[1:-1]}A")
+    assert (played.ended, played.phases[-2].phase, played.phases[-1].phase) == (reason, last, f"W{last[1:-1]}A")
 
 
 def test_a_won_fork_says_so() -> None:
     every = [centre for own in CENTRES.values() for centre in own]
     played = fork(position({"FRANCE": every[:17], "ITALY": every[17:]}, {"FRANCE": [f"A {every[17]}"]}), {})
-    assert played.ended == "won" and len(played.plies) == 1
+    assert played.ended == "won" and len(played.phases) == 1
 
 
 def test_a_fork_ends_with_the_last_of_the_policys_powers() -> None:
@@ -102,7 +102,7 @@ def test_a_fork_ends_with_the_last_of_the_policys_powers() -> None:
     centres = {"FRANCE": ["PAR", "MAR"], "AUSTRIA": ["VIE"]}
     units = {"FRANCE": ["A VIE", "A PAR"], "AUSTRIA": []}
     played = fork(position(centres, units), {"AUSTRIA": POLICY})
-    assert played.ended == "eliminated" and played.plies[-2].phase == "F1903M"
+    assert played.ended == "eliminated" and played.phases[-2].phase == "F1903M"
     assert fork(position(centres, units), {}).ended == "horizon", "scripted games play on"
     assert fork(position(centres, units), {"AUSTRIA": POLICY, "FRANCE": "hold"}).ended == "eliminated"
 

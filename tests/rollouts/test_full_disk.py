@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from entente.records.rows import Ply
+from entente.records.rows import PlayedPhase
 from entente.rollouts.groups import publish_when_there_is_room
 from storage.index import open_index
 from storage.runs import RunPaths
@@ -36,14 +36,14 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def plies() -> list[Ply]:
+def phases() -> list[PlayedPhase]:
     """Some 400 kB."""
     text = dict.fromkeys(("orders", "results"), "{}") | {"snapshot_id": "0" * 16, "phase": "S1901M", "position": "x" * 20_000}
-    return [Ply(start_group=0, fork=fork, ply=0, **text) for fork in range(20)]
+    return [PlayedPhase(start_group=0, fork=fork, phase_index=0, **text) for fork in range(20)]
 
 
 def publish(disk: Path):
-    return partial(publish_shard, RunPaths(disk / "run"), "p0", 0, [], plies(), {}, next_start_group=1)
+    return partial(publish_shard, RunPaths(disk / "run"), "p0", 0, [], phases(), {}, next_start_group=1)
 
 
 def test_it_waits_for_room_and_then_all_is_there(disk: Path) -> None:
@@ -55,4 +55,4 @@ def test_it_waits_for_room_and_then_all_is_there(disk: Path) -> None:
         room.join()
     assert not shard.already and shard.path.is_file()
     index = open_index(RunPaths(disk / "run"))
-    assert index.refused == [] and index.connection.sql("SELECT count(*) FROM plies").fetchall() == [(20,)]
+    assert index.refused == [] and index.connection.sql("SELECT count(*) FROM phases").fetchall() == [(20,)]

@@ -15,9 +15,9 @@ from entente.game.scores import components, compute_standing
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer
-from entente.records.rows import Generation, GenerationRequest, Ply
+from entente.records.rows import Generation, GenerationRequest, PlayedPhase
 from entente.rollouts.fork import PlayedFork
-from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.groups import decisions_of, phases_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError, VersionGoneError
 from storage.arrow_files import COMPONENTS, to_table
@@ -39,7 +39,7 @@ COUNTS = ("units_dislodged", "units_driven_out", "orders_void", "orders_bounced"
 
 @pytest.mark.system
 def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(uniform_engine, tokens, positions):
-    """On 200 forks with all seven powers played, against boards replayed from the stored plies."""
+    """On 200 forks with all seven powers played, against boards replayed from the stored phases."""
     played = play(uniform_engine(), tokens, positions[:5], powers="all", forks_per_group=40)
     assert len(played) == 200
     sums: dict[tuple[int, int, str], np.ndarray] = defaultdict(lambda: np.zeros(len(COMPONENTS)))
@@ -48,10 +48,10 @@ def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(unifo
         assert row.ended == "horizon"
         place = row.start_group, row.fork, row.power
         sums[place] += [getattr(row, name) for name in COMPONENTS]
-        first[place] = min(row.ply, first.get(place, row.ply))
-    forks: dict[tuple[int, int], list[Ply]] = defaultdict(list)
-    for ply in plies_of(played):
-        forks[ply.start_group, ply.fork].append(ply)
+        first[place] = min(row.phase_index, first.get(place, row.phase_index))
+    forks: dict[tuple[int, int], list[PlayedPhase]] = defaultdict(list)
+    for phase_row in phases_of(played):
+        forks[phase_row.start_group, phase_row.fork].append(phase_row)
     totals: Counter[str] = Counter()
     for (group, fork, power), total in sums.items():
         told = forks[group, fork][first[group, fork, power] :]
@@ -65,40 +65,40 @@ def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(unifo
     assert min(totals[name] for name in COUNTS) >= 8, "too little happened for the counts to mean anything"
 
 
-def _counted(plies: list[Ply], power: str) -> dict[str, float]:
+def _counted(phases: list[PlayedPhase], power: str) -> dict[str, float]:
     """The counts of one power from what was stored: whose orders they were, and whose move got where a unit was."""
     counts = dict.fromkeys(COUNTS, 0.0)
-    for ply in plies:
-        orders, results = json.loads(ply.orders), json.loads(ply.results)
+    for phase_row in phases:
+        orders, results = json.loads(phase_row.orders), json.loads(phase_row.results)
         owner = {" ".join(order.split()[:2]): name for name, own in orders.items() for order in own}
         for unit, marks in results.items():
             if owner.get(unit) == power:
                 counts["orders_void"] += "void" in marks
                 counts["orders_bounced"] += "bounce" in marks
-                counts["units_driven_out"] += ply.phase[-1] == "M" and "dislodged" in marks
-            if ply.phase[-1] == "M" and "dislodged" in marks:
+                counts["units_driven_out"] += phase_row.phase[-1] == "M" and "dislodged" in marks
+            if phase_row.phase[-1] == "M" and "dislodged" in marks:
                 moves = {order for order in orders.get(power, []) if order.split()[2] == "-"}
                 came = {move for move in moves if move.split()[3][:3] == unit[2:5] and not results[" ".join(move.split()[:2])]}
                 counts["units_dislodged"] += len(came)
     return counts
 
 
-def _as_snapshot(ply: Ply, start: Snapshot) -> Snapshot:
-    return replace(start, snapshot_id=ply.snapshot_id, position=ply.position, phase=ply.phase)
+def _as_snapshot(phase_row: PlayedPhase, start: Snapshot) -> Snapshot:
+    return replace(start, snapshot_id=phase_row.snapshot_id, position=phase_row.position, phase=phase_row.phase)
 
 
 def test_a_replay_of_the_stored_orders_meets_every_stored_position(uniform_engine, tokens, positions):
     played = play(uniform_engine(), tokens, positions[:3])
     board, fork, ended = None, None, []
-    for ply in plies_of(played):
-        if (ply.start_group, ply.fork) != fork:
-            fork, board = (ply.start_group, ply.fork), Board.restore(positions[ply.start_group - 10])
-        assert board is not None and board.snapshot(game_id="", seed=0, source="").snapshot_id == ply.snapshot_id
-        if not (orders := json.loads(ply.orders)):
+    for phase_row in phases_of(played):
+        if (phase_row.start_group, phase_row.fork) != fork:
+            fork, board = (phase_row.start_group, phase_row.fork), Board.restore(positions[phase_row.start_group - 10])
+        assert board is not None and board.snapshot(game_id="", seed=0, source="").snapshot_id == phase_row.snapshot_id
+        if not (orders := json.loads(phase_row.orders)):
             ended.append(fork)
             continue
-        assert json.loads(ply.results) == {unit: list(found) for unit, found in board.step(orders).results.items()}
-    assert len(ended) == len(set(ended)) == len(played), "every fork's last ply is where it ended"
+        assert json.loads(phase_row.results) == {unit: list(found) for unit, found in board.step(orders).results.items()}
+    assert len(ended) == len(set(ended)) == len(played), "every fork's last phase is where it ended"
 
 
 def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, positions):
@@ -116,11 +116,11 @@ def test_rows_are_complete_and_nothing_is_rejected(uniform_engine, tokens, posit
 
 def test_scripted_opponents_share_their_random_numbers_within_a_group_and_not_across(uniform_engine, tokens, positions):
     played = play(uniform_engine(), tokens, [positions[0], positions[0]], forks_per_group=3)
-    first = [json.loads(ply.orders) for ply in plies_of(played) if ply.ply == 0]
-    others = [{power: orders for power, orders in ply.items() if power not in POWERS[:2]} for ply in first]
+    first = [json.loads(phase_row.orders) for phase_row in phases_of(played) if phase_row.phase_index == 0]
+    others = [{power: orders for power, orders in phase_row.items() if power not in POWERS[:2]} for phase_row in first]
     assert others[0] == others[1] == others[2] and others[3] == others[4] == others[5]
     assert others[0] != others[3]
-    assert len({json.dumps(ply[POWERS[0]]) for ply in first[:3]}) > 1, "forks must differ in what the policy does"
+    assert len({json.dumps(phase_row[POWERS[0]]) for phase_row in first[:3]}) > 1, "forks must differ in what the policy does"
 
 
 def test_the_same_seed_repeats_everything_but_the_clock(uniform_engine, tokens, positions):
@@ -139,7 +139,7 @@ def test_the_same_seed_repeats_everything_but_the_clock(uniform_engine, tokens, 
 
 def test_a_failed_fork_is_data_with_a_reason_and_its_neighbours_go_on(uniform_engine, tokens, positions):
     def fails(request: GenerationRequest) -> bool:
-        return request.request_id.startswith("local/0/10/2/1/")  # fork 2 of the first group, at its second ply
+        return request.request_id.startswith("local/0/10/2/1/")  # fork 2 of the first group, at its second phase
 
     played = play(uniform_engine(fails=fails), tokens, positions[:2])
     bad = [row for row in decisions_of(played) if row.status == "failed"]
@@ -176,7 +176,7 @@ def test_forks_advance_independently_with_many_requests_in_flight(uniform_engine
     def gone_on(requests: list[GenerationRequest]) -> bool:
         """All seven other forks have asked, and one of them a second time."""
         places = [request.request_id.split("/")[2:5] for request in requests]
-        return len({(group, fork) for group, fork, _ in places}) >= 7 and any(ply != "0" for _, _, ply in places)
+        return len({(group, fork) for group, fork, _ in places}) >= 7 and any(phase_row != "0" for _, _, phase_row in places)
 
     class Stuck(uniform_engine):
         async def generate(self, request):
@@ -192,7 +192,7 @@ def test_forks_advance_independently_with_many_requests_in_flight(uniform_engine
     first_of_slow = order.index(["10", "0", "0"])
     done_before = {tuple(place) for place in order[:first_of_slow]}
     assert {(group, fork) for group, fork, _ in done_before} == {(g, f) for g in ("10", "11") for f in "0123"} - {("10", "0")}
-    assert any(ply != "0" for _, _, ply in done_before)
+    assert any(phase_row != "0" for _, _, phase_row in done_before)
 
 
 def test_a_decision_whose_version_was_retired_meanwhile_is_drawn_again_and_never_for_ever(uniform_engine, tokens, positions):

@@ -25,7 +25,7 @@ from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.index import open_index
 from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
-from storage.shards import open_plies, open_shard, shard_path
+from storage.shards import open_phases, open_shard, shard_path
 from tasks.improve_policy import label_visits
 
 SEARCH = SearchSettings(proposals=2, scripted=("mover",), playouts=20, player=("random",))
@@ -81,10 +81,13 @@ def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources)
     assert made == table.num_rows == len(here.questions) and 3 <= made <= 5
     shard = shard_path(resources.paths, "visit-round-0001", 0)
     visits = {row["decision_id"]: row for row in open_shard(shard).to_pylist()}
-    boards = {(ply["start_group"], ply["fork"], ply["ply"]): ply["snapshot_id"] for ply in open_plies(shard).to_pylist()}
+    boards = {
+        (phase_row["start_group"], phase_row["fork"], phase_row["phase_index"]): phase_row["snapshot_id"]
+        for phase_row in open_phases(shard).to_pylist()
+    }
     for lesson in table.to_pylist():
         row = visits[lesson["decision_id"]]
-        assert lesson["snapshot_id"] == boards[row["start_group"], row["fork"], row["ply"]]
+        assert lesson["snapshot_id"] == boards[row["start_group"], row["fork"], row["phase_index"]]
         assert lesson["prompt_ids"] == row["input_ids"][: row["prompt_len"]] and lesson["temperature"] == pytest.approx(0.8)
         assert (lesson["power"], lesson["phase"]) == (row["power"], row["phase"])
         question = next(each for each in here.questions if each[0].snapshot_id == lesson["snapshot_id"])

@@ -19,7 +19,7 @@ from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.rows import Generation, GenerationRequest
 from entente.rollouts.figures import rollout_figures
 from entente.rollouts.fork import PlayedFork
-from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.rollouts.groups import decisions_of, phases_of, plan_start_groups, roll_out
 from entente.rollouts.rehearse_forks import rehearse
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
@@ -96,7 +96,7 @@ def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(
     played: list[PlayedFork], thinker: Tokens, tmp_path: Path
 ):
     check_tokens(to_table(decisions_of(played)))
-    publish_shard(RunPaths(tmp_path), "local", 0, decisions_of(played), plies_of(played), {}, next_start_group=2)
+    publish_shard(RunPaths(tmp_path), "local", 0, decisions_of(played), phases_of(played), {}, next_start_group=2)
     found = coverage(RunPaths(tmp_path), "local", 0, 2)
     work = rollout_figures(found, 2, thinker.thinking)
     assert work["thoughts"] == len(decisions_of(played))

@@ -41,7 +41,7 @@ def publish(paths: RunPaths, rows: Any, rng: random.Random) -> Callable[..., Any
     from storage.shards import publish_shard
 
     def publish_groups(start_groups: range, producer: str = "p0", **given: Any) -> Any:
-        decisions, plies = make_rows.make_shard_rows(rng, start_groups, producer, **given)
-        return publish_shard(paths, producer, start_groups[0], decisions, plies, {"code": "test"}), decisions
+        decisions, phases = make_rows.make_shard_rows(rng, start_groups, producer, **given)
+        return publish_shard(paths, producer, start_groups[0], decisions, phases, {"code": "test"}), decisions
 
     return publish_groups

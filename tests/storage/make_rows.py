@@ -1,11 +1,11 @@
-"""Rows for the tests of storage: plausible decisions and plies, made from plain numbers."""
+"""Rows for the tests of storage: plausible decisions and phases, made from plain numbers."""
 
 import json
 import random
 from typing import Any
 
 from entente.records.lesson import Lesson, lesson_id
-from entente.records.rows import Decision, Ply, decision_id
+from entente.records.rows import Decision, PlayedPhase, decision_id
 
 
 def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Decision:
@@ -16,9 +16,9 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
     for _ in range(n_completion):
         legal_ids += rng.sample(range(600), rng.choice([1, 1, 2, 5]))
         legal_offsets.append(len(legal_ids))
-    place = {"start_group": 0, "fork": 0, "ply": 0, "power": "FRANCE"} | given
+    place = {"start_group": 0, "fork": 0, "phase_index": 0, "power": "FRANCE"} | given
     fields: dict[str, Any] = {
-        "decision_id": decision_id(producer, place["start_group"], place["fork"], place["ply"], place["power"]),
+        "decision_id": decision_id(producer, place["start_group"], place["fork"], place["phase_index"], place["power"]),
         "snapshot_id": f"{place['start_group']:016x}",
         "phase": "S1901M",
         "game_id": "game-7",
@@ -87,30 +87,30 @@ def make_lesson(rng: random.Random, number: int, **given: Any) -> Lesson:
     return Lesson(**(fields | given))
 
 
-def make_ply(**given: Any) -> Ply:
-    """A ply whose texts are small but valid JSON."""
+def make_phase(**given: Any) -> PlayedPhase:
+    """A phase whose texts are small but valid JSON."""
     fields: dict[str, Any] = {
         "start_group": 0,
         "fork": 0,
-        "ply": 0,
+        "phase_index": 0,
         "phase": "S1901M",
         "snapshot_id": "0" * 16,
         "position": json.dumps({"map": "standard"}),
         "orders": json.dumps({"FRANCE": ["A PAR - BUR"]}),
         "results": json.dumps({"A PAR": []}),
     }
-    return Ply(**(fields | given))
+    return PlayedPhase(**(fields | given))
 
 
 def make_shard_rows(
     rng: random.Random, start_groups: range, producer: str = "p0", forks: int = 3, **given: Any
-) -> tuple[list[Decision], list[Ply]]:
-    """Two powers over two phases of every fork of the start groups, and the plies."""
-    decisions, plies = [], []
+) -> tuple[list[Decision], list[PlayedPhase]]:
+    """Two powers over two phases of every fork of the start groups, and the phases."""
+    decisions, phases = [], []
     for start_group in start_groups:
         for fork in range(forks):
-            for ply, phase in enumerate(("S1901M", "F1901M")):
-                place = {"start_group": start_group, "fork": fork, "ply": ply, "phase": phase}
-                plies.append(make_ply(**place))
+            for phase_index, phase in enumerate(("S1901M", "F1901M")):
+                place = {"start_group": start_group, "fork": fork, "phase_index": phase_index, "phase": phase}
+                phases.append(make_phase(**place))
                 decisions += [make_decision(rng, producer, power=power, **place, **given) for power in ("FRANCE", "TURKEY")]
-    return decisions, plies
+    return decisions, phases

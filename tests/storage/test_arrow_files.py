@@ -15,7 +15,7 @@ from entente.records.rows import Decision, decision_id
 from entente.telemetry.errors import DataError
 from storage import arrow_files
 from storage.arrow_files import DECISION_SCHEMA, SCHEMA_VERSION, check_tokens, row_checksums, to_table
-from storage.shards import open_plies, open_shard
+from storage.shards import open_phases, open_shard
 
 INT16, INT32, INT64, FLOAT32, TEXT = pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.string()
 
@@ -123,20 +123,24 @@ def test_token_columns_that_do_not_fit_one_another_are_refused(broken: dict[str,
 def test_decision_ids_are_stable_positive_and_distinct() -> None:
     assert decision_id("p0", 12, 3, 1, "ITALY") == 5865979312059305787
     places = [
-        (producer, group, fork, ply) for producer in ("p", "p1") for group in (1, 11) for fork in (1, 11) for ply in (1, 11)
+        (producer, group, fork, phase_index)
+        for producer in ("p", "p1")
+        for group in (1, 11)
+        for fork in (1, 11)
+        for phase_index in (1, 11)
     ]
     found = {decision_id(*place, power) for place in places for power in ("ITALY", "FRANCE")}
     assert len(found) == 2 * len(places)
     assert all(0 < number < 2**63 for number in found)
 
 
-@pytest.mark.parametrize("of_plies", [False, True], ids=["decisions", "plies"])
-def test_no_flipped_byte_is_read_as_data(publish: Callable[..., Any], of_plies: bool) -> None:
+@pytest.mark.parametrize("of_phases", [False, True], ids=["decisions", "phases"])
+def test_no_flipped_byte_is_read_as_data(publish: Callable[..., Any], of_phases: bool) -> None:
     """Wherever a byte of the file is flipped, reading refuses it, or nothing that is read has changed."""
     shard, _ = publish(range(1), forks=2)
-    path = shard.plies_path if of_plies else shard.path
+    path = shard.phases_path if of_phases else shard.path
     whole = path.read_bytes()
-    expected = open_plies(shard.path) if of_plies else open_shard(shard.path)
+    expected = open_phases(shard.path) if of_phases else open_shard(shard.path)
     contents, metadata = expected.to_pylist(), expected.schema.metadata
     del expected
     data = _data_bytes(path)
@@ -145,7 +149,7 @@ def test_no_flipped_byte_is_read_as_data(publish: Callable[..., Any], of_plies: 
         path.unlink()  # a new file each time: a mapped one is never changed in place
         path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         try:
-            read = open_plies(shard.path) if of_plies else open_shard(path)
+            read = open_phases(shard.path) if of_phases else open_shard(path)
         except DataError as error:
             assert path.name in str(error)
         else:

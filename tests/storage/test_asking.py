@@ -20,7 +20,7 @@ from storage.ledger import write_ledger
 from storage.lessons import lesson_path, publish_lessons
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from tests.storage.make_rows import make_decision, make_lesson, make_ply
+from tests.storage.make_rows import make_decision, make_lesson, make_phase
 
 ODD = {
     "blob": (r"'ab\xAA'::blob", r"ab\xAA", r"ab\xAA"),
@@ -104,7 +104,7 @@ def test_a_thought_token_may_be_nearly_any_id_and_thoughts_are_counted(paths: Ru
     }
     thinking = {"input_ids": [1, 1, 8, 599, 9, 4], "prompt_len": 2, "behaviour_logprobs": [-6.0, -5.5, 0.0, -0.5]} | sets
     rows = [make_decision(random.Random(0), fork=0, **thinking), make_decision(random.Random(1), fork=1)]
-    publish_shard(paths, "p0", 0, rows, [make_ply(fork=fork) for fork in (0, 1)], {}, next_start_group=1)
+    publish_shard(paths, "p0", 0, rows, [make_phase(fork=fork) for fork in (0, 1)], {}, next_start_group=1)
     with connect(paths.root) as run:
         thoughts = {row.pop("decision_id"): row for row in ask(run, "from thoughts").to_pylist()}
         tokens = ask(run, "from tokens order by place").to_pylist()

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 
 from entente.records.lesson import Lesson
-from entente.records.rows import Decision, Ply
+from entente.records.rows import Decision, PlayedPhase
 from storage.arrow_files import SCHEMA_VERSION
 from storage.run_views import VIEWS
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from tests.storage.make_rows import make_decision, make_ply, make_shard_rows
+from tests.storage.make_rows import make_decision, make_phase, make_shard_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data-format.md").read_text()
 
 
-@pytest.mark.parametrize(("mark", "row"), [("decisions", Decision), ("plies", Ply), ("lessons", Lesson)])
+@pytest.mark.parametrize(("mark", "row"), [("decisions", Decision), ("phases", PlayedPhase), ("lessons", Lesson)])
 def test_every_column_is_told_once(mark: str, row: type):
     (inner,) = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- /{mark} -->", PAGE, re.DOTALL)
     told = [name for line in inner.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
@@ -52,12 +52,12 @@ def test_the_snippet_reads_a_shard_with_arrow_alone(tmp_path: Path):
 
 
 @pytest.mark.system
-def test_the_snippet_asks_shards_and_plies_of_several_producers_with_duckdb(tmp_path: Path):
+def test_the_snippet_asks_shards_and_phases_of_several_producers_with_duckdb(tmp_path: Path):
     paths = RunPaths(tmp_path / "runs" / "mine").create()
     for producer in ("local", "other"):
-        decisions, plies = make_shard_rows(random.Random(0), range(1), producer)
-        last = [make_ply(fork=fork, ply=2, phase="W1901A", orders="{}", results="{}") for fork in range(3)]
-        shard = publish_shard(paths, producer, 0, decisions, plies + last, {}, next_start_group=1)
+        decisions, phases = make_shard_rows(random.Random(0), range(1), producer)
+        last = [make_phase(fork=fork, phase_index=2, phase="W1901A", orders="{}", results="{}") for fork in range(3)]
+        shard = publish_shard(paths, producer, 0, decisions, phases + last, {}, next_start_group=1)
         (paths.shards / producer / ".000001.arrow.tmp").write_bytes(b"cut")
         assert shard
     printed = run_snippet(WITH_DUCKDB, tmp_path)
@@ -66,14 +66,14 @@ def test_the_snippet_asks_shards_and_plies_of_several_producers_with_duckdb(tmp_
     assert rows[-1] == ["18", "6"]
 
 
-def test_the_last_ply_of_a_fork_has_no_orders_and_no_decision(stored_run: RunPaths):
+def test_the_last_phase_index_of_a_fork_has_no_orders_and_no_decision(stored_run: RunPaths):
     shards = stored_run.shards
-    plies = read_rows(file for file in shards.glob("*/*.plies.arrow"))
-    asked = read_rows(file for file in shards.glob("*/*.arrow") if not file.name.endswith(".plies.arrow"))
-    last = {(row["start_group"], row["fork"]): row["ply"] for row in sorted(plies, key=lambda row: row["ply"])}
-    assert len(last) > 1 and len(plies) > len(last) and len(asked) > len(last)
-    assert all((row["orders"] == "{}") == (row["ply"] == last[row["start_group"], row["fork"]]) for row in plies)
-    assert all(row["ply"] < last[row["start_group"], row["fork"]] for row in asked)
+    phases = read_rows(file for file in shards.glob("*/*.phases.arrow"))
+    asked = read_rows(file for file in shards.glob("*/*.arrow") if not file.name.endswith(".phases.arrow"))
+    last = {(row["start_group"], row["fork"]): row["phase_index"] for row in sorted(phases, key=lambda row: row["phase_index"])}
+    assert len(last) > 1 and len(phases) > len(last) and len(asked) > len(last)
+    assert all((row["orders"] == "{}") == (row["phase_index"] == last[row["start_group"], row["fork"]]) for row in phases)
+    assert all(row["phase_index"] < last[row["start_group"], row["fork"]] for row in asked)
 
 
 def read_rows(files: Iterable[Path]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ import pytest
 
 from storage.index import open_index
 from storage.runs import RunPaths
-from storage.shards import open_plies, open_shard
+from storage.shards import open_phases, open_shard
 
 ROOT = Path(__file__).parents[2]
 FORKS, PER_GROUP = 6, 6 * 4  # forks, and decisions of a start group
@@ -29,8 +29,8 @@ from tests.storage.make_rows import make_shard_rows
 paths = RunPaths(Path(sys.argv[1]))
 print("ready", flush=True)
 for number in range(int(sys.argv[2]), int(sys.argv[3])):
-    decisions, plies = make_shard_rows(random.Random(number), range(number, number + 1), sys.argv[4], forks=6)
-    publish_shard(paths, sys.argv[4], number, decisions, plies, {})
+    decisions, phases = make_shard_rows(random.Random(number), range(number, number + 1), sys.argv[4], forks=6)
+    publish_shard(paths, sys.argv[4], number, decisions, phases, {})
     print(number, flush=True)
 """
 READER = """
@@ -51,8 +51,8 @@ while not Path(sys.argv[2]).exists():
     assert not index.refused, index.refused
     now = {group[:2] for group in groups}
     assert known <= now, "a published shard was lost"
-    plies = index.connection.sql("SELECT DISTINCT producer, start_group FROM plies").fetchall()
-    assert set(plies) == now
+    phases = index.connection.sql("SELECT DISTINCT producer, start_group FROM phases").fetchall()
+    assert set(phases) == now
     known, looks = now, looks + 1
     if now:
         index.gather(index.fresh_rows(policy_version=0, limit=5))
@@ -109,7 +109,7 @@ def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_som
     assert index.refused == [] and rows == PER_GROUP * len(published) and looks > 3
     for number in published:
         shard = paths.shards / "p0" / f"{number:06d}.arrow"
-        assert (open_shard(shard).num_rows, open_plies(shard).num_rows) == (PER_GROUP, FORKS * 2)
+        assert (open_shard(shard).num_rows, open_phases(shard).num_rows) == (PER_GROUP, FORKS * 2)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_som
     [
         ("shard", b""),
         ("shard", b"ARROW1\0\0"),
-        ("plies", b"\0" * 4096),
+        ("phases", b"\0" * 4096),
         ("ledger folder", b"{}"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_foreign_file_among_them_is_named_and_the_rest_goes_on(
     publish(range(1, 2))
     stranger = {
         "shard": shard.path.with_name("000009.arrow"),
-        "plies": shard.plies_path,
+        "phases": shard.phases_path,
         "ledger folder": paths.ledger / "notes.txt",
     }[what]
     stranger.parent.mkdir(exist_ok=True)
@@ -136,6 +136,6 @@ def test_a_foreign_file_among_them_is_named_and_the_rest_goes_on(
     stranger.write_bytes(content)
     index = open_index(paths)
     named = [name for name, _ in index.refused]
-    expected = {"shard": ["p0/000009.arrow"], "plies": ["p0/000000.arrow"], "ledger folder": []}
+    expected = {"shard": ["p0/000009.arrow"], "phases": ["p0/000000.arrow"], "ledger folder": []}
     assert named == expected[what]
-    assert index.connection.sql("SELECT count(*) FROM decisions").fetchall() == [(12 if what == "plies" else 24,)]
+    assert index.connection.sql("SELECT count(*) FROM decisions").fetchall() == [(12 if what == "phases" else 24,)]

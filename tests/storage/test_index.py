@@ -141,7 +141,7 @@ def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
     assert used == [(rows.num_rows,)]
     assert connection.sql('SELECT count(*), sum(n) FROM "groups"').fetchall() == [(8, 48)]
     assert connection.sql('SELECT count("return") FROM decisions').fetchall() == [(48,)]
-    assert connection.sql("SELECT DISTINCT phase FROM plies ORDER BY phase").fetchall() == [
+    assert connection.sql("SELECT DISTINCT phase FROM phases ORDER BY phase").fetchall() == [
         ("F1901M",),
         ("S1901M",),
     ]
@@ -185,12 +185,12 @@ def publish_some(paths: RunPaths, rng: random.Random, step: int) -> None:
     for producer in ("p0", "p1"):
         for first in (10 * step, 10 * step + 5):
             versions = [max(0, step - 1 - rng.choice([0, 0, 1, 4])), max(0, step - 1 - rng.choice([0, 3]))]
-            decisions, plies = make_shard_rows(rng, range(first, first + rng.choice([1, 1, 2])), producer)
+            decisions, phases = make_shard_rows(rng, range(first, first + rng.choice([1, 1, 2])), producer)
             mixed = [
                 replace(row, policy_version=versions[row.fork % 2], status="failed" if rng.random() < 0.03 else "complete")
                 for row in decisions
             ]
-            publish_shard(paths, producer, first, mixed, plies, {})
+            publish_shard(paths, producer, first, mixed, phases, {})
 
 
 @pytest.mark.parametrize("uses", [1, 2])

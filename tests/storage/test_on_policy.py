@@ -27,20 +27,20 @@ def put(paths, rows, rng):
     def put(
         number: int, *, producer: str = "local", began: str = "a", forks: int = 2, powers=("FRANCE", "FRANCE"), **given
     ) -> None:
-        decisions, plies = [], []
+        decisions, phases = [], []
         for fork in range(forks):
-            for ply, power in enumerate(powers):
-                snapshot = board_after(ply)
-                position = snapshot.position if ply == 0 else snapshot.position.replace('"note":""', f'"note":"{number}"')
-                place = {"start_group": number, "fork": fork, "ply": ply, "phase": snapshot.phase}
-                seed = 100 * number + 10 * fork + ply
+            for phase_index, power in enumerate(powers):
+                snapshot = board_after(phase_index)
+                position = snapshot.position if phase_index == 0 else snapshot.position.replace('"note":""', f'"note":"{number}"')
+                place = {"start_group": number, "fork": fork, "phase_index": phase_index, "phase": snapshot.phase}
+                seed = 100 * number + 10 * fork + phase_index
                 decisions.append(
                     rows.make_decision(
                         rng, producer, **place, power=power, snapshot_id=began, seed=seed, policy_version=number, **given
                     )
                 )
-                plies.append(rows.make_ply(**place, position=position, snapshot_id=position_id(position)))
-        publish_shard(paths, producer, number, decisions, plies, {}, next_start_group=number + 1)
+                phases.append(rows.make_phase(**place, position=position, snapshot_id=position_id(position)))
+        publish_shard(paths, producer, number, decisions, phases, {}, next_start_group=number + 1)
 
     return put
 
@@ -86,10 +86,10 @@ def test_nothing_comes_of_evaluation_of_other_producers_or_of_failed_forks(paths
     assert len(reached(paths)) == 2
 
 
-def test_a_ply_that_holds_another_position_is_named(paths, rows, rng) -> None:
-    place = {"start_group": 0, "fork": 0, "ply": 1, "phase": "F1901M"}
+def test_a_phase_index_that_holds_another_position_is_named(paths, rows, rng) -> None:
+    place = {"start_group": 0, "fork": 0, "phase_index": 1, "phase": "F1901M"}
     publish_shard(
-        paths, "local", 0, [rows.make_decision(rng, "local", **place)], [rows.make_ply(**place)], {}, next_start_group=1
+        paths, "local", 0, [rows.make_decision(rng, "local", **place)], [rows.make_phase(**place)], {}, next_start_group=1
     )
     with pytest.raises(DataError, match="another position"):
         reached(paths)

@@ -35,8 +35,8 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     paths = RunPaths(tmp_path_factory.mktemp("trained") / "run").create()
     rng, index = random.Random(4), Index(paths, StorageSettings(max_policy_lag=0))
     for number in range(10):
-        decisions, plies = make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
-        publish_shard(paths, "p0", number, decisions, plies, {})
+        decisions, phases = make_shard_rows(rng, range(number, number + 1), policy_version=number, forks=4)
+        publish_shard(paths, "p0", number, decisions, phases, {})
         index.refresh()
         chosen, _ = index.select_batch(number + 1, policy_version=number, start_groups=1)
         assert chosen.num_rows
@@ -55,10 +55,10 @@ def age(**given: int) -> RunAge:
 
 
 def going(paths: RunPaths, settings: RetentionSettings = TIGHT, **given: int) -> list[int]:
-    """Numbers of the shards that would go, in their order; each with its plies."""
+    """Numbers of the shards that would go, in their order; each with its phases."""
     files = [file.path.name for file in removable_shards(paths, newest_versions(paths), age(**given), settings)]
     assert [name[:6] for name in files[::2]] == [name[:6] for name in files[1::2]]
-    assert all(".plies." not in name for name in files[::2]) and all(".plies." in name for name in files[1::2])
+    assert all(".phases." not in name for name in files[::2]) and all(".phases." in name for name in files[1::2])
     return [int(name[:6]) for name in files[::2]]
 
 
@@ -104,13 +104,13 @@ def test_what_went_is_gone_whole_and_the_rest_answers_questions(run: RunPaths) -
         assert after.sql("from refused").fetchall() == []
 
 
-def test_a_removal_that_was_killed_between_shard_and_plies_goes_on(run: RunPaths) -> None:
-    shard, plies = sorted((run.shards / "p0").glob("000001.*"), key=lambda path: ".plies." in path.name)
+def test_a_removal_that_was_killed_between_shard_and_phases_goes_on(run: RunPaths) -> None:
+    shard, phases = sorted((run.shards / "p0").glob("000001.*"), key=lambda path: ".phases." in path.name)
     shard.unlink()
     assert open_index(run).refused == []
-    assert plies not in [file.path for file in removable_shards(run, {}, age(), TIGHT)], "its shard may be on its way"
-    os.utime(plies, (old := time.time() - ASIDE_HOURS * 3600 - 60, old))
-    assert remove(run) and not plies.exists()
+    assert phases not in [file.path for file in removable_shards(run, {}, age(), TIGHT)], "its shard may be on its way"
+    os.utime(phases, (old := time.time() - ASIDE_HOURS * 3600 - 60, old))
+    assert remove(run) and not phases.exists()
     assert len(list((run.shards / "p0").iterdir())) == 8
 
 

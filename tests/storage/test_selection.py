@@ -46,9 +46,9 @@ def random_run(paths: RunPaths, rows: Any, seed: int) -> list[Row]:
             for start_group in range(first, first + count):
                 version = max(0, (start_group + rng.randint(-2, 1)))
                 for fork in range(rng.randint(1, 4)):
-                    played = [phase for phase in PHASES if rng.random() < 0.8]  # so a ply is another phase elsewhere
+                    played = [phase for phase in PHASES if rng.random() < 0.8]  # so a phase is another phase elsewhere
                     for power in rng.sample(POWERS, rng.randint(1, 3)):
-                        for ply, phase in enumerate(played):
+                        for phase_index, phase in enumerate(played):
                             if rng.random() < 0.5:
                                 decisions.append(
                                     rows.make_decision(
@@ -56,7 +56,7 @@ def random_run(paths: RunPaths, rows: Any, seed: int) -> list[Row]:
                                         producer,
                                         start_group=start_group,
                                         fork=fork,
-                                        ply=ply,
+                                        phase_index=phase_index,
                                         power=power,
                                         phase=phase,
                                         policy_version=max(0, version - rng.choice([0, 0, 0, 1])),
@@ -82,9 +82,9 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
             if other.producer == row.producer
             and (other.decision.start_group, other.decision.fork, other.decision.power)
             == (mine.start_group, mine.fork, mine.power)
-            and other.decision.ply >= mine.ply
+            and other.decision.phase_index >= mine.phase_index
         ]
-        later.sort(key=lambda decision: decision.ply)
+        later.sort(key=lambda decision: decision.phase_index)
         returns[mine.decision_id] = sum(
             weight * getattr(decision, name.removeprefix("final_")) * (1.0 if name.startswith("final_") else discount**k)
             for k, decision in enumerate(later)
@@ -184,8 +184,8 @@ def test_steps_choose_what_a_plain_loop_chooses_and_use_no_row_too_often(paths: 
 def test_two_fresh_indexes_choose_the_same_rows_in_the_same_order(paths: RunPaths, rows: Any) -> None:
     rng = random.Random(5)
     for producer in ("p1", "p0"):
-        decisions, plies = rows.make_shard_rows(rng, range(3), producer, forks=6)
-        publish_shard(paths, producer, 0, decisions, plies, {})
+        decisions, phases = rows.make_shard_rows(rng, range(3), producer, forks=6)
+        publish_shard(paths, producer, 0, decisions, phases, {})
     found = [open_index(paths, threads=threads).select_batch(3, policy_version=0, start_groups=4)[0] for threads in (1, 4)]
     assert found[0].num_rows > 10
     assert found[0].equals(found[1])

@@ -1,4 +1,4 @@
-"""A shard is published whole, once, with its own plies; and no damaged byte is ever read as data."""
+"""A shard is published whole, once, with its own phases; and no damaged byte is ever read as data."""
 
 import shutil
 import subprocess
@@ -10,19 +10,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from entente.records.rows import Ply
+from entente.records.rows import PlayedPhase
 from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.shards import open_plies, open_shard, publish_shard
+from storage.shards import open_phases, open_shard, publish_shard
 
 CODE = {"code": "1f3c"}
 
 
 def test_rows_and_provenance_come_back_from_the_mapped_file(paths: RunPaths, rows: Any, rng: Any) -> None:
-    decisions, plies = rows.make_shard_rows(rng, range(12, 14))
-    shard = publish_shard(paths, "p0", 12, decisions, plies, CODE)
+    decisions, phases = rows.make_shard_rows(rng, range(12, 14))
+    shard = publish_shard(paths, "p0", 12, decisions, phases, CODE)
     assert shard.path == paths.shards / "p0" / "000012.arrow"
     assert (shard.first_start_group, shard.next_start_group, shard.start_groups, shard.already) == (
         12,
@@ -34,9 +34,11 @@ def test_rows_and_provenance_come_back_from_the_mapped_file(paths: RunPaths, row
     table = open_shard(shard.path)
     assert pa.total_allocated_bytes() == before
     fields = [name for name in table.column_names if name != "checksum"]
-    groups = sorted(decisions, key=lambda row: (row.start_group, row.power, row.phase, row.fork, row.ply))
+    groups = sorted(decisions, key=lambda row: (row.start_group, row.power, row.phase, row.fork, row.phase_index))
     assert table.select(fields).to_pylist() == [{name: getattr(row, name) for name in fields} for row in groups]
-    assert open_plies(shard.path).to_pylist() == [{name: getattr(ply, name) for name in Ply.__slots__} for ply in plies]
+    assert open_phases(shard.path).to_pylist() == [
+        {name: getattr(phase_row, name) for name in PlayedPhase.__slots__} for phase_row in phases
+    ]
     assert table.schema.metadata[b"code"] == b"1f3c"
 
 
@@ -45,30 +47,30 @@ def test_a_repeated_publication_loses_quietly(paths: RunPaths, publish: Callable
     folder = {path: path.read_bytes() for path in first.path.parent.iterdir()}
     again, others = publish(range(3, 5))
     assert again.already and not first.already
-    assert (again.path, again.plies_path, again.start_groups) == (first.path, first.plies_path, (3, 4))
+    assert (again.path, again.phases_path, again.start_groups) == (first.path, first.phases_path, (3, 4))
     assert {path: path.read_bytes() for path in first.path.parent.iterdir()} == folder
     seeds = {row.seed for row in decisions}
     assert set(open_shard(first.path)["seed"].to_pylist()) == seeds != {row.seed for row in others}
 
 
-def test_of_two_attempts_at_once_one_wins_with_its_own_plies(
+def test_of_two_attempts_at_once_one_wins_with_its_own_phases(
     paths: RunPaths, rows: Any, rng: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow_decisions, slow_plies = rows.make_shard_rows(rng, range(1), forks=2)
-    fast_decisions, fast_plies = rows.make_shard_rows(rng, range(1), forks=3)
+    slow_decisions, slow_phases = rows.make_shard_rows(rng, range(1), forks=2)
+    fast_decisions, fast_phases = rows.make_shard_rows(rng, range(1), forks=3)
     write, writes = arrow_files.write_arrow, []
 
     def overtaken(*arguments: Any) -> bool:
         writes.append(arguments)
-        if len(writes) == 2:  # the slow attempt has published its plies and not its decisions
-            publish_shard(paths, "p0", 0, fast_decisions, fast_plies, CODE)
+        if len(writes) == 2:  # the slow attempt has published its phases and not its decisions
+            publish_shard(paths, "p0", 0, fast_decisions, fast_phases, CODE)
         return write(*arguments)
 
     monkeypatch.setattr("storage.shards.write_arrow", overtaken)
-    slow = publish_shard(paths, "p0", 0, slow_decisions, slow_plies, CODE)
+    slow = publish_shard(paths, "p0", 0, slow_decisions, slow_phases, CODE)
     assert slow.already
     assert open_shard(slow.path).num_rows == len(fast_decisions)
-    assert open_plies(slow.path).num_rows == len(fast_plies)
+    assert open_phases(slow.path).num_rows == len(fast_phases)
     assert len(list(slow.path.parent.iterdir())) == 2
 
 
@@ -93,8 +95,8 @@ for calls_left in {list(KILLS)}:
     paths = RunPaths(Path(sys.argv[1]) / str(calls_left)).create()
     if (child := os.fork()) == 0:
         os.fsync, os.link, os.unlink = dying(os.fsync), dying(os.link), dying(os.unlink)
-        decisions, plies = make_shard_rows(random.Random(), range(4), forks=8)
-        publish_shard(paths, "p0", 0, decisions, plies, {{}})
+        decisions, phases = make_shard_rows(random.Random(), range(4), forks=8)
+        publish_shard(paths, "p0", 0, decisions, phases, {{}})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, calls_left
 """
@@ -114,7 +116,7 @@ def killed_writers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_writer_leaves_a_whole_shard_or_none_and_a_retry_mends_it(
     killed_writers: Path, rows: Any, rng: Any, calls: int
 ) -> None:
-    """Killed before its n-th sync, link or unlink: a folder, then plies, then decisions come into being."""
+    """Killed before its n-th sync, link or unlink: a folder, then phases, then decisions come into being."""
     paths = RunPaths(killed_writers / str(calls))
     index = Index(paths)
     seen = index.refresh()
@@ -124,15 +126,15 @@ def test_a_killed_writer_leaves_a_whole_shard_or_none_and_a_retry_mends_it(
     shard = publish_shard(paths, "p0", 0, *rows.make_shard_rows(rng, range(4), forks=7), CODE)
     assert shard.already == published
     forks = 8 if published else 7
-    assert (open_shard(shard.path).num_rows, open_plies(shard.path).num_rows) == (16 * forks, 8 * forks)
+    assert (open_shard(shard.path).num_rows, open_phases(shard.path).num_rows) == (16 * forks, 8 * forks)
 
 
-def test_decisions_without_their_plies_are_set_aside(paths: RunPaths, publish: Callable[..., Any]) -> None:
+def test_decisions_without_their_phases_are_set_aside(paths: RunPaths, publish: Callable[..., Any]) -> None:
     shard, _ = publish(range(1))
-    shard.plies_path.unlink()
+    shard.phases_path.unlink()
     index = Index(paths)
     assert index.refresh() == 0
-    assert index.refused == [("p0/000000.arrow", f"{shard.plies_path} is missing.")]
+    assert index.refused == [("p0/000000.arrow", f"{shard.phases_path} is missing.")]
 
 
 @pytest.mark.parametrize("name", ["p0/000007.arrow", "other/000000.arrow"])
@@ -144,32 +146,32 @@ def test_a_shard_under_another_name_is_set_aside_and_its_rows_count_once(
     copy.parent.mkdir(exist_ok=True)
     shutil.copyfile(shard.path, copy)
     if copy.parent != shard.path.parent:
-        shutil.copyfile(shard.plies_path, copy.with_name(shard.plies_path.name))
+        shutil.copyfile(shard.phases_path, copy.with_name(shard.phases_path.name))
     index = Index(paths)
     assert index.refresh() == len(decisions)
     ((refused, sentence),) = index.refused
     assert refused == name and "was written as p0/000000.arrow" in sentence
 
 
-def test_plies_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, publish: Callable[..., Any]) -> None:
+def test_phases_of_other_rows_are_not_read_under_a_shard_s_name(paths: RunPaths, publish: Callable[..., Any]) -> None:
     one, _ = publish(range(1))
     other, _ = publish(range(1, 2))
-    one.plies_path.unlink()
-    shutil.copyfile(other.plies_path, one.plies_path)
-    with pytest.raises(DataError, match="does not have the plies of its name"):
-        open_plies(one.path)
+    one.phases_path.unlink()
+    shutil.copyfile(other.phases_path, one.phases_path)
+    with pytest.raises(DataError, match="does not have the phases of its name"):
+        open_phases(one.path)
 
 
 def test_rows_outside_the_shard_s_start_groups_are_refused(paths: RunPaths, rows: Any, rng: Any) -> None:
-    decisions, plies = rows.make_shard_rows(rng, range(4, 6))
+    decisions, phases = rows.make_shard_rows(rng, range(4, 6))
     for first, after in ((5, None), (4, 5)):
         with pytest.raises(InputError, match="start groups"):
-            publish_shard(paths, "p0", first, decisions, plies, CODE, next_start_group=after)
+            publish_shard(paths, "p0", first, decisions, phases, CODE, next_start_group=after)
     assert not (paths.shards / "p0").exists()
 
 
 def test_start_groups_without_rows_still_lead_to_the_next_name(paths: RunPaths, rows: Any, rng: Any) -> None:
     assert publish_shard(paths, "p0", 0, [], [], CODE, next_start_group=4).next_start_group == 4
-    decisions, plies = rows.make_shard_rows(rng, range(4, 5))
-    assert publish_shard(paths, "p0", 4, decisions, plies, CODE, next_start_group=8).start_groups == (4,)
+    decisions, phases = rows.make_shard_rows(rng, range(4, 5))
+    assert publish_shard(paths, "p0", 4, decisions, phases, CODE, next_start_group=8).start_groups == (4,)
     assert Index(paths).refresh() == len(decisions)

@@ -65,15 +65,15 @@ class Run(RuleBasedStateMachine):
         """Publish the next start groups of both producers, drawn some versions ago; a crash leaves what a writer may leave."""
         for producer in ("p0", "p1") * count:
             number = sum(name.startswith(producer) for name in self.rows)
-            decisions, plies = make_shard_rows(
+            decisions, phases = make_shard_rows(
                 self.dice, range(number, number + 1), producer, forks=2, policy_version=max(0, self.trained - behind)
             )
             if crash:
                 folder = self.paths.shards / producer
                 folder.mkdir(exist_ok=True)
                 (folder / f".{number:06d}.arrow.1-00000000.tmp").write_bytes(b"ARROW1")
-                (folder / f"{number:06d}.00000000.plies.arrow").write_bytes(b"half")
-            assert not publish_shard(self.paths, producer, number, decisions, plies, {}).already
+                (folder / f"{number:06d}.00000000.phases.arrow").write_bytes(b"half")
+            assert not publish_shard(self.paths, producer, number, decisions, phases, {}).already
             self.rows[f"{producer}/{number:06d}.arrow"] = decisions
 
     @rule(which=st.integers(0, 99))
@@ -81,13 +81,13 @@ class Run(RuleBasedStateMachine):
         """A retry of a task that had published: it loses, unless its shard was given up meanwhile, which changes nothing."""
         name = sorted(self.rows)[which % len(self.rows)]
         producer, number = name[:2], int(name[3:9])
-        others, plies = make_shard_rows(self.dice, range(number, number + 1), producer, forks=3)
-        found = publish_shard(self.paths, producer, number, others, plies, {})
+        others, phases = make_shard_rows(self.dice, range(number, number + 1), producer, forks=3)
+        found = publish_shard(self.paths, producer, number, others, phases, {})
         assert found.already == (name not in self.gone)
         if not found.already:
             self.index.refresh()
             found.path.unlink()
-            found.plies_path.unlink()
+            found.phases_path.unlink()
 
     @rule(steps=st.integers(1, 3), killed=st.booleans())
     def train(self, steps: int, killed: bool) -> None:
@@ -179,7 +179,9 @@ class Run(RuleBasedStateMachine):
 
     @staticmethod
     def value(row: Decision, some: list[Decision]) -> float:
-        same = (other for other in some if (other.fork, other.power) == (row.fork, row.power) and other.ply >= row.ply)
+        same = (
+            other for other in some if (other.fork, other.power) == (row.fork, row.power) and other.phase_index >= row.phase_index
+        )
         return sum(other.centres_gained for other in same)
 
 

@@ -15,11 +15,11 @@ from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
 from entente.records.policy_version import BASE
-from entente.records.rows import Decision, Generation, GenerationRequest, Ply
-from entente.rollouts.groups import decisions_of, plan_start_groups, plies_of, roll_out
+from entente.records.rows import Decision, Generation, GenerationRequest, PlayedPhase
+from entente.rollouts.groups import decisions_of, phases_of, plan_start_groups, roll_out
 from entente.rollouts.settings import RolloutSettings
 from storage.runs import RunPaths
-from storage.shards import open_plies, open_shard, publish_shard
+from storage.shards import open_phases, open_shard, publish_shard
 from tests.made_once import made_once
 
 MOST = (4, 4)
@@ -78,7 +78,7 @@ def _play(paths: RunPaths, engine: Any, tokens: Tokens, positions: Sequence[Snap
     settings = RolloutSettings(start_groups=groups, forks_per_group=forks, horizon_years=1)
     plan = plan_start_groups([(positions[index], "FRANCE") for index in range(groups)], 0, settings)
     played = asyncio.run(roll_out(plan, {POLICY: PolicyPlayer(engine, tokens)}, settings, producer="local", seed=5))
-    publish_shard(paths, "local", 0, decisions_of(played), plies_of(played), {}, next_start_group=groups)
+    publish_shard(paths, "local", 0, decisions_of(played), phases_of(played), {}, next_start_group=groups)
     return paths
 
 
@@ -109,14 +109,20 @@ def exact_run(
         _play(RunPaths(folder).create(), exact_engine(), tokens, positions, groups, forks)
 
     shard = RunPaths(made_once(tmp_path_factory, "exact_rows", play)).shards / "local" / "000000.arrow"
-    decisions, plies = open_shard(shard).to_pylist(), open_plies(shard).to_pylist()
+    decisions, phases = open_shard(shard).to_pylist(), open_phases(shard).to_pylist()
 
     def make(root: Path, *, groups: int, forks: int) -> RunPaths:
         assert groups <= MOST[0] and forks <= MOST[1]
         paths = RunPaths(root).create()
-        some = [[row for row in rows if row["start_group"] < groups and row["fork"] < forks] for rows in (decisions, plies)]
+        some = [[row for row in rows if row["start_group"] < groups and row["fork"] < forks] for rows in (decisions, phases)]
         publish_shard(
-            paths, "local", 0, [Decision(**row) for row in some[0]], [Ply(**row) for row in some[1]], {}, next_start_group=groups
+            paths,
+            "local",
+            0,
+            [Decision(**row) for row in some[0]],
+            [PlayedPhase(**row) for row in some[1]],
+            {},
+            next_start_group=groups,
         )
         return paths
 

@@ -266,11 +266,11 @@ def test_a_run_does_not_go_on_under_other_training_settings_but_may_have_other_t
 
 def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_on(paths, model, tmp_path):
     """One bit, flipped below the mapping after the shard was taken in."""
-    from entente.records.rows import Decision, Ply
-    from storage.shards import open_plies, open_shard, publish_shard
+    from entente.records.rows import Decision, PlayedPhase
+    from storage.shards import open_phases, open_shard, publish_shard
 
     source, split = paths.shards / "local" / "000000.arrow", RunPaths(tmp_path / "split").create()
-    decisions, plies = open_shard(source).to_pylist(), open_plies(source).to_pylist()
+    decisions, phases = open_shard(source).to_pylist(), open_phases(source).to_pylist()
     for first in (0, 2):
         mine = range(first, first + 2)
         publish_shard(
@@ -278,7 +278,7 @@ def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_o
             "local",
             first,
             [Decision(**row) for row in decisions if row["start_group"] in mine],
-            [Ply(**row) for row in plies if row["start_group"] in mine],
+            [PlayedPhase(**row) for row in phases if row["start_group"] in mine],
             {},
             next_start_group=first + 2,
         )

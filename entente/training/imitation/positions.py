@@ -15,7 +15,7 @@ import pyarrow as pa
 from entente.game.board import Board
 from entente.game.snapshot import make_snapshot
 from entente.telemetry.errors import InputError
-from storage.arrow_files import PLY_SCHEMA, map_arrow
+from storage.arrow_files import PHASE_SCHEMA, map_arrow
 from storage.files import names_in
 
 HELD_OUT_EVERY = 20
@@ -38,7 +38,7 @@ class Positions:
             InputError: there is no position to train on, or none to hold out.
         """
         names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
-        self._tables: list[pa.Table] = [map_arrow(folder / name, PLY_SCHEMA).table for name in names]
+        self._tables: list[pa.Table] = [map_arrow(folder / name, PHASE_SCHEMA).table for name in names]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         numbers = np.concatenate([np.zeros(0, np.int64), *(table["start_group"].to_numpy() for table in self._tables)])
         used = numbers < games if games is not None else np.ones(len(numbers), bool)

@@ -1,4 +1,4 @@
-"""Games of a teacher, played once and kept as `Ply` rows in Arrow shards.
+"""Games of a teacher, played once and kept as `PlayedPhase` rows in Arrow shards.
 
 `_teacher_games/<name>/000008.arrow` holds the games from game 8 on. The folder is named after everything that shapes the
 games, so models with equal teachers share it, and a game's seed depends on its number alone: after a kill only missing shards are
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from entente.game.board import POWERS, Board
 from entente.game.players import SEARCHES, player
 from entente.game.recorded import RefusedGameError, replay_recorded
-from entente.records.rows import Ply
+from entente.records.rows import PlayedPhase
 from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
@@ -70,11 +70,11 @@ def scripted_game(number: int, settings: ImitationSettings, search: Search | Non
         board.step(orders)
 
 
-def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
+def phases_of(number: int, game: TeacherGame, teacher: str) -> list[PlayedPhase]:
     """The rows of a game, without the results of the orders; `teacher` names the teacher in messages. Raises InputError if an
     order set is not legal."""
     rows = []
-    for ply, (board, orders) in enumerate(game):
+    for phase_index, (board, orders) in enumerate(game):
         legal = board.legal_orders()
         for power, own in orders.items():
             if power not in legal or not legal[power].admits(own):
@@ -84,10 +84,10 @@ def plies_of(number: int, game: TeacherGame, teacher: str) -> list[Ply]:
                 )
         frozen = board.snapshot(game_id="", seed=0, source="")
         rows.append(
-            Ply(
+            PlayedPhase(
                 start_group=number,
                 fork=0,
-                ply=ply,
+                phase_index=phase_index,
                 phase=board.phase,
                 snapshot_id=frozen.snapshot_id,
                 position=frozen.position,
@@ -150,12 +150,12 @@ def _play_missing(
 def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: Search | None) -> None:
     who = f"the teacher {' or '.join(dict.fromkeys(settings.teachers))}"
     numbers = range(first, first + _shard_size(settings))
-    _publish(folder, first, (plies_of(number, scripted_game(number, settings, search), who) for number in numbers), who)
+    _publish(folder, first, (phases_of(number, scripted_game(number, settings, search), who) for number in numbers), who)
 
 
-def _publish(folder: Path, first: int, games: Iterable[list[Ply]], teacher: str) -> None:
+def _publish(folder: Path, first: int, games: Iterable[list[PlayedPhase]], teacher: str) -> None:
     rows = [row for game in games for row in game]
-    write_arrow(to_table(rows, Ply), _shard_path(folder, first), {"teacher": teacher, "first_game": str(first)})
+    write_arrow(to_table(rows, PlayedPhase), _shard_path(folder, first), {"teacher": teacher, "first_game": str(first)})
 
 
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
@@ -181,7 +181,7 @@ def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -
     return folder
 
 
-def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[str]]) -> Iterator[list[Ply]]:
+def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[str]]) -> Iterator[list[PlayedPhase]]:
     """The rows of each game. `refused` collects a sentence per rejected game under its reason.
 
     A game that occurs twice is read once: otherwise it could be both in the training and the held-out part.
@@ -191,7 +191,7 @@ def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[s
         try:
             if isinstance(saved, ValueError):
                 raise RefusedGameError("it is not JSON", f"{where} is not JSON: {saved}")
-            rows = plies_of(len(seen), replay_recorded(saved, where), where)
+            rows = phases_of(len(seen), replay_recorded(saved, where), where)
             if not rows:
                 raise RefusedGameError("nothing was played in it", f"in {where} nothing was played: leave it out")
             digest = sha256("".join(f"{row.snapshot_id}{row.orders}" for row in rows).encode()).digest()

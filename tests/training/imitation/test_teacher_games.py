@@ -82,8 +82,8 @@ def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_p
     settings, search, told = SMALL.model_copy(update={"teachers": ("mover+search",), "games": 3}), Searching(), []
     folder = make_games(tmp_path, settings, 1, lambda stage, done, total: told.append((done, total)), search)
     assert told == [(1, 3), (2, 3), (3, 3)] and len(list(folder.iterdir())) == 3
-    plies = [row for file in sorted(folder.iterdir()) for row in map_arrow(file).table.to_pylist()]
-    decisions = sum(len(json.loads(ply["orders"])) for ply in plies)
+    phases = [row for file in sorted(folder.iterdir()) for row in map_arrow(file).table.to_pylist()]
+    decisions = sum(len(json.loads(phase_row["orders"])) for phase_row in phases)
     assert len({(power, dice) for _, power, dice in search.asked}) == len(search.asked) == decisions, "each has its own luck"
     assert {name for name, *_ in search.asked} == {"mover"}
     assert make_games(tmp_path, settings, 1, quiet, Searching("deeper")) != folder, "another search plays other games"
