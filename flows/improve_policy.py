@@ -40,9 +40,9 @@ from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import open_run
 from flows.score_policy import score_version
 from flows.train_policy import open_log
+from storage.distil_store import DistilQuery, distil_targets_in_use
 from storage.files import durable_write
 from storage.ledger import last_step
-from storage.lesson_shelf import LessonQuery, lessons_in_use
 from storage.retention import drop_old_adapters
 from storage.runs import RunPaths
 from tasks.artifacts import write_report_page
@@ -114,12 +114,12 @@ async def _improve_once(
     """
     began = time.monotonic()
     await asyncio.to_thread(begin_round, resources.paths, number, improve, student)
-    lessons = await asyncio.to_thread(lessons_in_use, resources.paths, round_name(number))
-    if not lessons:
+    distil_targets = await asyncio.to_thread(distil_targets_in_use, resources.paths, round_name(number))
+    if not distil_targets:
         await asyncio.to_thread(check_student, resources.paths, number, student)
-        lessons = await _label_all(resources, improve, teachers, number)
+        distil_targets = await _label_all(resources, improve, teachers, number)
     labelled = time.monotonic()
-    reporter().say(f"round {number}: {lessons} distillation targets for {student}")
+    reporter().say(f"round {number}: {distil_targets} distillation targets for {student}")
     if await has_fresh_rows(resources):
         await check_mismatch(quoted(resources))
     newest, metrics = await _learn(resources, improve, log, point, number, student)
@@ -130,7 +130,13 @@ async def _improve_once(
     reporter().say(f"round {number}: version {newest.version} gains {gain} against {settings.evaluation.opponents[0]}")
     await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
     losses = {name: metrics[name] for name in ("train/distil_loss", "train/teacher_entropy") if name in metrics}
-    figures = {"round": number, "lessons": lessons, "version": newest.version, "adapter_hash": newest.adapter_hash, **losses}
+    figures = {
+        "round": number,
+        "distil_targets": distil_targets,
+        "version": newest.version,
+        "adapter_hash": newest.adapter_hash,
+        **losses,
+    }
     stages = {"label_s": labelled - began, "learn_s": learned - labelled, "score_s": time.monotonic() - learned}
     seconds = {name: round(value, 1) for name, value in stages.items()}
     await asyncio.to_thread(end_round, resources.paths, number, figures | point | seconds)
@@ -145,10 +151,10 @@ async def _label_all(resources: Resources, improve: ImproveSettings, teachers: P
     async def label_one(first: int, count: int) -> int:
         nonlocal done
         async with at_once:
-            lessons = await label_visits(quoted(resources), quoted(teachers), improve, number, first, count)
+            distil_targets = await label_visits(quoted(resources), quoted(teachers), improve, number, first, count)
         done += count
         reporter().stage(f"label {number}", done, improve.positions)
-        return lessons
+        return distil_targets
 
     try:
         while taken < improve.positions:
@@ -176,13 +182,13 @@ async def _learn(
     number: int,
     student: PolicyVersion,
 ) -> tuple[PolicyVersion, dict[str, float]]:
-    query = LessonQuery(round=round_name(number), count=improve.lessons_per_step, max_uses=improve.uses)
+    query = DistilQuery(round=round_name(number), count=improve.distil_targets_per_step, max_uses=improve.uses)
     resumed, newest, steps = resources.resume_point, student, improve.steps
     clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
     metrics = resumed.metrics if resumed.published == student else {}
     # A step whose ledger survived a kill is replayed on its own rows, even if its targets were the last.
     while (repeats := last_step(resources.paths) > newest.version) or await asyncio.to_thread(
-        resources.trainer.lessons_left, query
+        resources.trainer.distil_targets_left, query
     ):
         step, groups = newest.version + 1, resources.rollouts.start_groups if improve.rollouts else 0
         asked, reports = time.monotonic(), ()

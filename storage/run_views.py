@@ -1,4 +1,4 @@
-"""Makes the views of a run for queries: its rows, tokens, phases, lessons, ledgers and metrics.
+"""Makes the views of a run for queries: its rows, tokens, phases, distillation targets, ledgers and metrics.
 
 Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and queries.
 """
@@ -12,21 +12,21 @@ import pyarrow as pa
 from duckdb.func import ARROW, SPECIAL
 
 from entente.telemetry.errors import DataError
-from storage.arrow_files import DECISION_SCHEMA, LESSON_SCHEMA
+from storage.arrow_files import DECISION_SCHEMA, DISTIL_TARGET_SCHEMA
+from storage.distil_targets import open_distil_targets
 from storage.files import folders_in, names_in
 from storage.index import Index
 from storage.ledger import last_step
-from storage.lessons import open_lessons
 from storage.runs import RunPaths
 
 VIEWS = (
     "decisions", "groups", "batches", "phases", "orders", "tokens", "lag", "snapshots", "standings", "candidates",
-    "metrics", "devices", "refused", "trained", "thoughts", "lessons",
+    "metrics", "devices", "refused", "trained", "thoughts", "distil_targets",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
-_LESSON_COLUMNS = (
-    "lesson_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher", "orders",
+_DISTIL_TARGET_COLUMNS = (
+    "distil_target_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher", "orders",
     "values", "visits", "probabilities",
 )  # fmt: skip
 TokenText = Callable[[int], str | None]
@@ -45,7 +45,7 @@ def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_though
     tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
-        "stored_lessons": _lessons(paths, index),
+        "stored_distil_targets": _distil_targets(paths, index),
         "metrics": _long(index, paths.metrics, {"step": pa.int32()}),
         "devices": _long(index, paths.devices, {"time": pa.float64(), "device": pa.string()}),
     }.items():
@@ -86,16 +86,18 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
 
 
-def _lessons(paths: RunPaths, index: Index) -> pa.Table:
-    """The lessons of all rounds, without tokens. Damaged files are left out; a row of `refused` says why."""
-    empty = pa.schema([("round", pa.string()), *(LESSON_SCHEMA.field(name) for name in _LESSON_COLUMNS)]).empty_table()
+def _distil_targets(paths: RunPaths, index: Index) -> pa.Table:
+    """The distillation targets of all rounds, without tokens. Damaged files are left out; a row of `refused` says why."""
+    empty = pa.schema(
+        [("round", pa.string()), *(DISTIL_TARGET_SCHEMA.field(name) for name in _DISTIL_TARGET_COLUMNS)]
+    ).empty_table()
     tables = [empty]
-    for name in folders_in(paths.lessons):
-        for file in sorted(names_in(paths.lessons / name)):
+    for name in folders_in(paths.distil_targets):
+        for file in sorted(names_in(paths.distil_targets / name)):
             try:
-                table = open_lessons(paths.lessons / name / file).table.select(_LESSON_COLUMNS)
+                table = open_distil_targets(paths.distil_targets / name / file).table.select(_DISTIL_TARGET_COLUMNS)
             except DataError as error:
-                index.connection.execute("INSERT INTO refused VALUES (?, ?)", [f"lessons/{name}/{file}", str(error)])
+                index.connection.execute("INSERT INTO refused VALUES (?, ?)", [f"distil_targets/{name}/{file}", str(error)])
                 continue
             rounds = pa.array([name] * table.num_rows, pa.string())
             tables.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))

@@ -37,7 +37,7 @@ class RunPaths:
 
     settings = _Below("settings.json")
     shards = _Below("shards")
-    lessons = _Below("lessons")
+    distil_targets = _Below("distil_targets")
     improve = _Below("improve")
     ledger = _Below("ledger")
     adapters = _Below("adapters")

@@ -48,10 +48,10 @@ CREATE VIEW trained AS
 FROM batches ORDER BY step, place;
 
 -- Positions that a teacher labelled, with its most probable order set and the first proposal, which the student would play.
-CREATE VIEW lessons AS
+CREATE VIEW distil_targets AS
 SELECT
     * EXCLUDE (orders, "values", visits, probabilities),
     orders[1] AS first_orders,
     orders[list_position(probabilities, list_max(probabilities))] AS best_orders,
     orders, "values", visits, probabilities
-FROM stored_lessons;
+FROM stored_distil_targets;

@@ -16,7 +16,7 @@ from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange, play_groups, play_probe
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.training.process import TrainedStep
-from storage.lesson_shelf import LessonQuery
+from storage.distil_store import DistilQuery
 from tasks.dask_rollouts import DaskCluster
 from tasks.resources import Resources
 from tasks.rollout_queue import RolloutQueue
@@ -109,18 +109,18 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
     retries=0,
 )
 async def train_step(
-    resources: Resources, step: int, start_groups: int | None = None, lessons: LessonQuery | None = None
+    resources: Resources, step: int, start_groups: int | None = None, distil_targets: DistilQuery | None = None
 ) -> TrainedStep:
     """Train `step` in the trainer's process, which publishes policy version `step`.
 
     Args:
         start_groups: upper bound of start groups; None: the run's setting.
-        lessons: distillation targets to train on; None: none.
+        distillation targets: distillation targets to train on; None: none.
     """
     groups = resources.rollouts.start_groups if start_groups is None else start_groups
     with resources.spans.span("train"):
         # In a thread, because rollouts run on this event loop.
-        return await asyncio.to_thread(resources.trainer.step, step, groups, lessons)
+        return await asyncio.to_thread(resources.trainer.step, step, groups, distil_targets)
 
 
 def quoted(value: T) -> T:

@@ -53,7 +53,9 @@ def improve(
     for each in result["rounds"]:
         loss = f", distillation loss {each['train/distil_loss']:.3f} nats a token" if "train/distil_loss" in each else ""
         score = f", {each['score/track']:+.2f} centres" if "score/track" in each else ""
-        print(f"round {each['round']}: {each['lessons']} distillation targets, then version {each['version']}{loss}{score}")
+        print(
+            f"round {each['round']}: {each['distil_targets']} distillation targets, then version {each['version']}{loss}{score}"
+        )
     print(f"measure its strength: entente evaluate --run {run}{'' if runs_root == Path('runs') else f' --runs-root {runs_root}'}")
     if json:
         print_json(result)

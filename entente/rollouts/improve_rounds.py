@@ -3,7 +3,7 @@
     <run>/improve/round-0001.json           its settings and its student, written when it begins
     <run>/improve/round-0001.result.json    its figures, written when it is done
 
-Everything between the two is in shards, lessons, ledgers and checkpoints. This module plays, labels and trains nothing.
+Everything between the two is in shards, distillation targets, ledgers and checkpoints. This module plays, labels and trains nothing.
 """
 
 import json
@@ -29,10 +29,10 @@ class ImproveSettings(Settings):
     """Rounds of the run in all; those that are done are not repeated."""
     positions: Annotated[int, Field(ge=1)] = 512
     """Positions of a round that the search labels."""
-    lessons_per_step: Annotated[int, Field(ge=1)] = 64
-    """Lessons of a trainer's step."""
+    distil_targets_per_step: Annotated[int, Field(ge=1)] = 64
+    """Distillation targets of a trainer's step."""
     uses: Annotated[int, Field(ge=1)] = 2
-    """Steps that train on a lesson."""
+    """Steps that train on a distillation target."""
     temperature: Annotated[float, Field(ge=0)] = 0.25
     """Temperature of the teacher's distribution, in units of search.value; 0: the best order set alone."""
     rollouts: bool = False
@@ -52,8 +52,8 @@ class ImproveSettings(Settings):
 
     @property
     def steps(self) -> int:
-        """Most steps of a round; a step uses a lesson once."""
-        return max(self.uses, -(-self.positions * self.uses // self.lessons_per_step))
+        """Most steps of a round; a step uses a distillation target once."""
+        return max(self.uses, -(-self.positions * self.uses // self.distil_targets_per_step))
 
 
 def round_name(number: int) -> str:
@@ -112,7 +112,7 @@ def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
     if (before := read_object(_file(paths, number))["student"]) != str(student):
         raise InputError(
             f"round {number} of run '{paths.root.name}' began to label for {before}, and the run holds {student} now: remove "
-            f"'{_file(paths, number)}', 'lessons/{round_name(number)}' and 'shards/visit-{round_name(number)}' to begin it again"
+            f"'{_file(paths, number)}', 'distillation targets/{round_name(number)}' and 'shards/visit-{round_name(number)}' to begin it again"
         )
 
 

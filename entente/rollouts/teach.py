@@ -1,7 +1,7 @@
-"""Search as a teacher: visits positions that the student reaches, has them labelled, and makes lessons of the answers.
+"""Search as a teacher: visits positions that the student reaches, has them labelled, and makes distillation targets of the answers.
 
 The student's games are ordinary start groups with one fork each, under a producer of the round. With a single fork an advantage
-group has one decision, so no step selects these rows. The lessons of a shard of visits are one file with the same number. Whoever
+group has one decision, so no step selects these rows. The distillation targets of a shard of visits are one file with the same number. Whoever
 repeats a task finds its file.
 
 Proposals are drawn on the engine's event loop. Their playouts run in processes of their own, on all cores. Nothing here trains.
@@ -21,15 +21,15 @@ from entente.game.snapshot import Snapshot, make_snapshot
 from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.search import luck_of, propose, search_apart
 from entente.players.seeds import seed_of
-from entente.records.lesson import Lesson, lesson_id
+from entente.records.distil_target import DistilTarget, distil_target_id
 from entente.rollouts.groups import play_missing
 from entente.rollouts.improve_rounds import ImproveSettings, round_name
 from entente.rollouts.resources import RolloutResources
 from entente.telemetry.errors import DataError
 from entente.telemetry.process_pool import ProcessPool
 from state_cache.sampling import sample_start_positions
+from storage.distil_targets import distil_target_path, open_distil_targets, publish_distil_targets
 from storage.files import set_aside
-from storage.lessons import lesson_path, open_lessons, publish_lessons
 from storage.runs import RunPaths
 from storage.shards import open_phases, open_shard, shard_path
 
@@ -69,31 +69,31 @@ async def visit(resources: RolloutResources, number: int, first_group: int) -> i
 async def label(
     resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
-    """Label the first `count` decisions of a shard of visits and publish their lessons, unless that is done.
+    """Label the first `count` decisions of a shard of visits and publish their distillation targets, unless that is done.
 
     Returns:
-        lessons of the file.
+        distillation targets of the file.
     """
-    final = lesson_path(resources.paths, round_name(number), first_group)
+    final = distil_target_path(resources.paths, round_name(number), first_group)
     if final.exists():
         try:
-            return open_lessons(final).table.num_rows
+            return open_distil_targets(final).table.num_rows
         except DataError:
             set_aside(final)
     visits = await asyncio.to_thread(_visits, resources.paths, visitor(number), first_group, count)
     teacher = json.dumps(improve.teacher, sort_keys=True)
     digest = hashlib.sha256(teacher.encode()).hexdigest()[:16]
-    asked = [asyncio.ensure_future(_lesson(resources, teachers, improve, row, digest)) for row in visits]
+    asked = [asyncio.ensure_future(_distil_target(resources, teachers, improve, row, digest)) for row in visits]
     try:
         made = await asyncio.gather(*asked)
     finally:  # a retry draws under the same names, so nothing of this attempt may be left
         for each in asked:
             each.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-    lessons = [lesson for lesson in made if lesson is not None]
+    distil_targets = [distil_target for distil_target in made if distil_target is not None]
     about = resources.provenance | {"teacher": teacher}
-    await asyncio.to_thread(publish_lessons, resources.paths, round_name(number), first_group, lessons, about)
-    return len(lessons)
+    await asyncio.to_thread(publish_distil_targets, resources.paths, round_name(number), first_group, distil_targets, about)
+    return len(distil_targets)
 
 
 def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: int, temperature: float) -> list[float]:
@@ -110,10 +110,10 @@ def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: 
     return [each / sum(odds) for each in odds]
 
 
-async def _lesson(
+async def _distil_target(
     resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
-) -> Lesson | None:
-    """The lesson of one decision; None if no second order set came near, as that compares nothing."""
+) -> DistilTarget | None:
+    """The distillation target of one decision; None if no second order set came near, as that compares nothing."""
     request, proposals = await resources.host.run(_propose(resources, improve, row))
     legal, snapshot = request.legal, row["snapshot"]
     found = await teachers.ask(search_apart, snapshot, request.power, proposals, improve.search, luck_of(request))
@@ -124,8 +124,8 @@ async def _lesson(
         ids = resources.tokens.tables.spell(orders, legal)
         spelt.append((ids, *table.legal_sets(ids)))
     sizes = np.concatenate([np.diff(offsets) for _, _, offsets in spelt])
-    return Lesson(
-        lesson_id=lesson_id(f"{row['source']}/{teacher}", row["decision_id"]),
+    return DistilTarget(
+        distil_target_id=distil_target_id(f"{row['source']}/{teacher}", row["decision_id"]),
         decision_id=row["decision_id"],
         source=row["source"],
         snapshot_id=snapshot.snapshot_id,

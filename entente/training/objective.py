@@ -30,8 +30,8 @@ from entente.training.losses import DrawnTokens, policy_loss
 from entente.training.masked_logprobs import TokenFigures
 from entente.training.micro_batches import MicroBatch, branching_counts, branching_indices, in_thought, probed
 from entente.training.settings import TrainingSettings
+from storage.distil_store import DistilBatch
 from storage.gather import Batch
-from storage.lesson_shelf import LessonBatch
 
 TOKEN_FIGURES = np.dtype(
     [
@@ -141,9 +141,9 @@ class Objective:
     anchors: np.ndarray | None = None
     """float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN: the current
     policy. None: use the behaviour policies."""
-    lessons: LessonBatch | None = None
+    distil_targets: DistilBatch | None = None
     taught: Sequence[int] = ()
-    """The update's rows of `lessons`."""
+    """The update's rows of `distil_targets`."""
     branching_tokens: int
     """N."""
     thought_tokens: int
@@ -163,7 +163,7 @@ class Objective:
         rows: Sequence[int],
         advantages: np.ndarray | None = None,
         anchors: np.ndarray | None = None,
-        lessons: LessonBatch | None = None,
+        distil_targets: DistilBatch | None = None,
         taught: Sequence[int] = (),
     ) -> "Objective":
         index, place = branching_indices(batch, np.asarray(rows, np.int64))
@@ -174,13 +174,15 @@ class Objective:
             rows=rows,
             advantages=advantages,
             anchors=anchors,
-            lessons=lessons,
+            distil_targets=distil_targets,
             taught=taught,
             branching_tokens=len(index),
             thought_tokens=int(thought.sum()),
             decisions=len(np.unique(place)),
             probed_tokens=int(probed(index[~thought]).sum()),
-            teacher_tokens=0.0 if lessons is None else float(branching_counts(lessons.batch, own) @ lessons.weights[own]),
+            teacher_tokens=0.0
+            if distil_targets is None
+            else float(branching_counts(distil_targets.batch, own) @ distil_targets.weights[own]),
         )
 
     def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, np.ndarray]:
@@ -230,9 +232,9 @@ class Objective:
             anchor=anchor,
         )
 
-    def of_lessons(self, micro: MicroBatch, forward: TokenFigures) -> Tensor:
+    def of_distil_targets(self, micro: MicroBatch, forward: TokenFigures) -> Tensor:
         """A micro-batch's part of the distillation loss, a scalar with gradient; each token is weighted by its proposal's
         probability."""
-        assert self.lessons is not None
-        weights = torch.from_numpy(self.lessons.weights[micro.batch_row]).to(forward["chosen"].device)
+        assert self.distil_targets is not None
+        weights = torch.from_numpy(self.distil_targets.weights[micro.batch_row]).to(forward["chosen"].device)
         return -(1 / self.teacher_tokens) * (weights * forward["chosen"]).sum()

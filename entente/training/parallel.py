@@ -121,7 +121,11 @@ def _take_part(peers: Peers, objective: Objective, parameters: Sequence[Paramete
     mine = split_rows(objective.batch, objective.rows, peers.size)[peers.rank]
     if objective.advantages is None:
         return peers.gather(compute(objective, mine, ()))
-    taught = [] if objective.lessons is None else split_rows(objective.lessons.batch, objective.taught, peers.size)[peers.rank]
+    taught = (
+        []
+        if objective.distil_targets is None
+        else split_rows(objective.distil_targets.batch, objective.taught, peers.size)[peers.rank]
+    )
     result = compute(objective, mine, taught)
     peers.add_gradients(parameters)
     return peers.gather(result)

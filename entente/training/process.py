@@ -46,9 +46,9 @@ from entente.telemetry.child import end_with_parent
 from entente.telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from entente.training.settings import CARD_SHARE, TrainingSettings
+from storage.distil_store import DistilQuery
 from storage.files import held
 from storage.ledger import Eligible
-from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -216,10 +216,10 @@ class TrainerProcess:
     def measure_mismatch(self) -> dict[str, float]: ...
 
     @_operation
-    def lessons_left(self, query: LessonQuery) -> int: ...
+    def distil_targets_left(self, query: DistilQuery) -> int: ...
 
     @_operation
-    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep: ...
+    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> TrainedStep: ...
 
     # -- the socket -------------------------------------------------------------------------------------------------------
 

@@ -23,10 +23,10 @@ from entente.training.settings import TrainingSettings, settings_hash
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.arrow_files import metadata_of
+from storage.distil_targets import recorded_distil_targets
 from storage.files import names_in
 from storage.index import open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
-from storage.lessons import recorded_lessons
 from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
@@ -277,10 +277,12 @@ def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
         for file in (shard.parent / name for name in names_in(shard.parent) if name.startswith(f"{shard.stem}.")):
             if not (link.parent / file.name).is_symlink():
                 (link.parent / file.name).symlink_to(file.resolve())
-    for name in dict.fromkeys(lesson.shard for lesson in recorded_lessons(rows)):
-        file, link = paths.lessons / name, to.lessons / name
+    for name in dict.fromkeys(distil_target.shard for distil_target in recorded_distil_targets(rows)):
+        file, link = paths.distil_targets / name, to.distil_targets / name
         if not file.exists():
-            raise InputError(f"the lessons '{file}', which step {step} trained on, are missing: restore them from a copy")
+            raise InputError(
+                f"the distillation targets '{file}', which step {step} trained on, are missing: restore them from a copy"
+            )
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
             link.symlink_to(file.resolve())

@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from entente.training.micro_batches import branching_counts
 from entente.training.objective import StepFigures, join_tokens
+from storage.distil_store import DistilBatch
 from storage.gather import Batch
-from storage.lesson_shelf import LessonBatch
 
 _LAGS = 3
 
@@ -79,15 +79,15 @@ def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float
     return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
 
 
-def lesson_metrics(updates: Sequence[StepFigures], lessons: LessonBatch | None) -> dict[str, float]:
-    if lessons is None or not updates:
+def distil_target_metrics(updates: Sequence[StepFigures], distil_targets: DistilBatch | None) -> dict[str, float]:
+    if distil_targets is None or not updates:
         return {}
-    batch = lessons.batch
+    batch = distil_targets.batch
     distil = [update.distil for update in updates if update.distil]  # an update may have no target
-    entropy = -float((lessons.weights * np.log(lessons.weights)).sum())
-    tokens = float(branching_counts(batch, np.arange(len(lessons.weights))) @ lessons.weights)
+    entropy = -float((distil_targets.weights * np.log(distil_targets.weights)).sum())
+    tokens = float(branching_counts(batch, np.arange(len(distil_targets.weights))) @ distil_targets.weights)
     return {
-        "train/lessons": float(len(np.unique(batch.advantage_groups))),
+        "train/distil_targets": float(len(np.unique(batch.advantage_groups))),
         "train/distil_loss": float(np.mean(distil)) if distil else 0.0,
         "train/teacher_entropy": entropy / max(tokens, 1.0),
     }

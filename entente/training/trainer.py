@@ -24,20 +24,20 @@ from entente.training.policy import Policy, find_faults
 from entente.training.process import TrainedStep
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
+    distil_target_metrics,
     lag_zero_metrics,
-    lesson_metrics,
     rate_metrics,
     selection_metrics,
     update_metrics,
 )
 from entente.training.update import Updater
 from storage.adapters import publish_adapter
+from storage.distil_store import DistilBatch, DistilQuery, DistilStore
+from storage.distil_targets import DistilTargetRef, ledger_entry, recorded_distil_targets
 from storage.files import set_aside
 from storage.gather import Batch, ShardDamaged
 from storage.index import Index
 from storage.ledger import Eligible, count_start_groups, ledgers_to_copy, read_ledger, recorded_steps, write_ledger
-from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf
-from storage.lessons import LessonRef, ledger_entry, recorded_lessons
 from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths, checkpoint_steps
@@ -86,7 +86,7 @@ class Trainer:
         self.set_aside: list[str] = []
         state = self._restore()
         self._index = Index(paths, storage, seed=training.seed, oldest=self.step_done - storage.max_policy_lag)
-        self._shelf = LessonShelf(paths, training.seed)
+        self._store = DistilStore(paths, training.seed)
         if state is not None:
             if state.settings_hash != self._settings_hash:
                 raise InputError(
@@ -136,12 +136,12 @@ class Trainer:
         check_mismatch(mismatch, self.step_done)
         return mismatch.metrics()
 
-    def lessons_left(self, query: LessonQuery) -> int:
+    def distil_targets_left(self, query: DistilQuery) -> int:
         """Remaining uses of a round's distillation targets. Does not count targets reserved by steps that will be repeated."""
-        return self._shelf.left(query)
+        return self._store.left(query)
 
-    def step(self, step: int, start_groups: int, lessons: LessonQuery | None = None) -> TrainedStep:
-        """Train on rows of at most `start_groups` start groups and on `lessons`, and publish policy version `step`. A step that
+    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> TrainedStep:
+        """Train on rows of at most `start_groups` start groups and on `distil_targets`, and publish policy version `step`. A step that
         is repeated takes both from its ledger.
 
         Raises:
@@ -156,19 +156,19 @@ class Trainer:
             counts: Mapping[str, int] = {}
         else:
             rows, counts, batch = self._choose_and_gather(step, start_groups)
-            chosen, taught = self._choose_lessons(step, lessons)
+            chosen, taught = self._choose_distil_targets(step, distil_targets)
             self._record(step, rows, chosen)
         selected = time.perf_counter()
         batch, refused = self._without_faulty_rows(rows, batch)
-        taught, refused_lessons = self._without_faulty_lessons(chosen, taught)
+        taught, refused_distil_targets = self._without_faulty_distil_targets(chosen, taught)
         rate = self._updater.set_rate(step)
         updates = list(self._updater.updates(batch, taught))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
-        metrics |= selection_metrics(rows, counts, batch) | lesson_metrics(updates, taught)
+        metrics |= selection_metrics(rows, counts, batch) | distil_target_metrics(updates, taught)
         metrics |= {"train/start_groups": float(count_start_groups(rows))}
-        metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._shelf.refused))}
-        metrics |= {"train/refused_rows": float(refused + refused_lessons)}
+        metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._store.refused))}
+        metrics |= {"train/refused_rows": float(refused + refused_distil_targets)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
@@ -192,18 +192,20 @@ class Trainer:
         out |= (groups >= 0) & np.isin(groups, groups[out])
         return self._index.gather(rows.filter(pa.array(~out))), len(faults)
 
-    def _without_faulty_lessons(self, lessons: Sequence[LessonRef], taught: LessonBatch | None) -> tuple[LessonBatch | None, int]:
+    def _without_faulty_distil_targets(
+        self, distil_targets: Sequence[DistilTargetRef], taught: DistilBatch | None
+    ) -> tuple[DistilBatch | None, int]:
         """The batch without targets that have a faulty proposal, and the number of faulty proposals."""
         if taught is None or not (faults := self._faults(taught.batch)):
             return taught, 0
         out = set(taught.batch.advantage_groups[faults].tolist())
-        kept = [lesson for number, lesson in enumerate(lessons) if number not in out]
-        return self._shelf.gather(kept) if kept else None, len(faults)
+        kept = [distil_target for number, distil_target in enumerate(distil_targets) if number not in out]
+        return self._store.gather(kept) if kept else None, len(faults)
 
     def _faults(self, batch: Batch) -> list[int]:
         faults = find_faults(batch, *self._policy.row_limits)
         for row, why in faults.items():
-            logger.warning("skipping decision or lesson %d and its group: %s", batch.decision_ids[row], why)
+            logger.warning("skipping decision or distillation target %d and its group: %s", batch.decision_ids[row], why)
         return list(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[pa.Table, dict[str, int], Batch]:
@@ -221,33 +223,33 @@ class Trainer:
             except ShardDamaged as error:
                 logger.warning("step %d selects rows again: %s", step, error)
 
-    def _choose_lessons(self, step: int, query: LessonQuery | None) -> tuple[list[LessonRef], LessonBatch | None]:
+    def _choose_distil_targets(self, step: int, query: DistilQuery | None) -> tuple[list[DistilTargetRef], DistilBatch | None]:
         while query is not None:
-            chosen = self._shelf.choose(query)
+            chosen = self._store.choose(query)
             try:
-                return chosen, self._shelf.gather(chosen) if chosen else None
+                return chosen, self._store.gather(chosen) if chosen else None
             except ShardDamaged as error:
-                logger.warning("step %d selects lessons again: %s", step, error)
+                logger.warning("step %d selects distillation targets again: %s", step, error)
         return [], None
 
-    def _record(self, step: int, rows: pa.Table, lessons: Sequence[LessonRef]) -> None:
+    def _record(self, step: int, rows: pa.Table, distil_targets: Sequence[DistilTargetRef]) -> None:
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        if not write_ledger(self._paths, step, rows, about | ledger_entry(lessons)):
+        if not write_ledger(self._paths, step, rows, about | ledger_entry(distil_targets)):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"
             )
-        if lessons:
-            self._shelf.count(lessons)
+        if distil_targets:
+            self._store.count(distil_targets)
 
-    def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch, list[LessonRef], LessonBatch | None]:
+    def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch, list[DistilTargetRef], DistilBatch | None]:
         """The rows and targets in the step's ledger; raises DataError if these are missing or damaged."""
         rows = read_ledger(self._paths, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is missing from '{self._paths.ledger}': restore it from a copy")
-        lessons = recorded_lessons(rows)
+        distil_targets = recorded_distil_targets(rows)
         try:
-            return rows, self._index.gather(rows), lessons, self._shelf.gather(lessons) if lessons else None
+            return rows, self._index.gather(rows), distil_targets, self._store.gather(distil_targets) if distil_targets else None
         except DataError as error:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 

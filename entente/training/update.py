@@ -25,8 +25,8 @@ from entente.training.objective import Objective, StepFigures, advantages_of, jo
 from entente.training.parallel import Peers, lead
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings
+from storage.distil_store import DistilBatch
 from storage.gather import Batch
-from storage.lesson_shelf import LessonBatch
 
 logger = logging.getLogger("entente.trainer")
 Result = TypeVar("Result")
@@ -63,16 +63,16 @@ class Updater:
             group["lr"] = rate
         return rate
 
-    def updates(self, batch: Batch, lessons: LessonBatch | None = None) -> Iterator[StepFigures]:
+    def updates(self, batch: Batch, distil_targets: DistilBatch | None = None) -> Iterator[StepFigures]:
         """Compute the step's updates one by one, each on its minibatch of advantage groups and distillation targets. Raises
         TrainingError if three updates in a row were not finite."""
         advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
         parts = self._settings.updates_per_step
-        cut = zip(share_rows(batch, parts), share_rows(lessons and lessons.batch, parts), strict=True)
+        cut = zip(share_rows(batch, parts), share_rows(distil_targets and distil_targets.batch, parts), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
         anchors = self._anchors(batch, [row for rows, _ in cut[1:] for row in rows]) if self._settings.importance_cap else None
         for number, (rows, taught) in enumerate(cut):
-            update = self.apply(self.accumulate(batch, rows, advantages, anchors, lessons, taught))
+            update = self.apply(self.accumulate(batch, rows, advantages, anchors, distil_targets, taught))
             if update.skipped:
                 named = batch.decision_ids[rows].tolist()
                 logger.warning("update %d is skipped because it is not finite; its decisions: %s", number, named)
@@ -97,12 +97,12 @@ class Updater:
         rows: Sequence[int],
         advantages: np.ndarray,
         anchors: np.ndarray | None = None,
-        lessons: LessonBatch | None = None,
+        distil_targets: DistilBatch | None = None,
         taught: Sequence[int] = (),
     ) -> StepFigures:
         """Set the parameters' gradients to those of `rows` of the batch and rows `taught` of the targets; `advantages` and
         `anchors` as in `Objective`."""
-        objective = Objective.of(self._settings, batch, rows, advantages, anchors, lessons, taught)
+        objective = Objective.of(self._settings, batch, rows, advantages, anchors, distil_targets, taught)
         if self._peers is None:
             return self.gradient(objective, rows, taught)
         return StepFigures.join(lead(self._peers, objective, self.policy.parameters(), self.compute))
@@ -172,9 +172,9 @@ class Updater:
     def _forward_and_backward(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
         """Micro-batches of targets come last, so those of rollouts are the same with and without targets."""
         self.optimiser.zero_grad(set_to_none=True)
-        began, lessons = time.perf_counter(), objective.lessons
+        began, distil_targets = time.perf_counter(), objective.distil_targets
         drawn = self._cut(objective.batch, objective.rows, rows)
-        learned = [] if lessons is None else self._cut(lessons.batch, objective.taught, taught)
+        learned = [] if distil_targets is None else self._cut(distil_targets.batch, objective.taught, taught)
         plan_s = time.perf_counter() - began
         tokens, seconds = list[np.ndarray](), np.zeros(2)
 
@@ -184,11 +184,11 @@ class Updater:
             tokens.extend([figures] if counts else [])
             return loss
 
-        def loss_of_lessons(micro: MicroBatch, _: bool) -> Tensor:
-            return objective.of_lessons(micro, self.policy.masked_logprobs(micro))
+        def loss_of_distil_targets(micro: MicroBatch, _: bool) -> Tensor:
+            return objective.of_distil_targets(micro, self.policy.masked_logprobs(micro))
 
         losses = _backward(drawn, loss_of_rollouts, seconds)
-        distil = _backward(learned, loss_of_lessons, seconds)
+        distil = _backward(learned, loss_of_distil_targets, seconds)
         return StepFigures(
             losses=losses + distil,
             tokens=join_tokens(tokens),

@@ -22,8 +22,8 @@ from entente.rollouts.settings import RolloutSettings
 from entente.rollouts.teach import label, teacher_probabilities, visit
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError, EngineError, InputError
+from storage.distil_targets import distil_target_path, open_distil_targets
 from storage.index import open_index
-from storage.lessons import lesson_path, open_lessons
 from storage.runs import RunPaths
 from storage.shards import open_phases, open_shard, shard_path
 from tasks.improve_policy import label_visits
@@ -73,11 +73,11 @@ def test_visits_are_games_that_no_step_selects_and_a_second_visit_plays_nothing(
     assert index.select_batch(1, policy_version=0, start_groups=9)[0].num_rows == 0
 
 
-def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources):
+def test_distil_targets_hold_the_position_the_answers_and_the_teacher_s_odds(resources):
     asyncio.run(visit(resources, 1, 0))
     here = Here()
     made = asyncio.run(label(resources, here, IMPROVE, 1, 0, 5))  # type: ignore[arg-type]
-    table = open_lessons(lesson_path(resources.paths, "round-0001", 0)).table
+    table = open_distil_targets(distil_target_path(resources.paths, "round-0001", 0)).table
     assert made == table.num_rows == len(here.questions) and 3 <= made <= 5
     shard = shard_path(resources.paths, "visit-round-0001", 0)
     visits = {row["decision_id"]: row for row in open_shard(shard).to_pylist()}
@@ -85,27 +85,29 @@ def test_lessons_hold_the_position_the_answers_and_the_teacher_s_odds(resources)
         (phase_row["start_group"], phase_row["fork"], phase_row["phase_index"]): phase_row["snapshot_id"]
         for phase_row in open_phases(shard).to_pylist()
     }
-    for lesson in table.to_pylist():
-        row = visits[lesson["decision_id"]]
-        assert lesson["snapshot_id"] == boards[row["start_group"], row["fork"], row["phase_index"]]
-        assert lesson["prompt_ids"] == row["input_ids"][: row["prompt_len"]] and lesson["temperature"] == pytest.approx(0.8)
-        assert (lesson["power"], lesson["phase"]) == (row["power"], row["phase"])
-        question = next(each for each in here.questions if each[0].snapshot_id == lesson["snapshot_id"])
-        legal = Board.restore(question[0]).legal_orders()[lesson["power"]]
-        spans = list(pairwise(lesson["completion_offsets"]))
-        read = [resources.tokens.tables.read(lesson["completion_ids"][begin:end], legal) for begin, end in spans]
-        assert ["; ".join(orders) for orders in read] == lesson["orders"] and all(legal.admits(orders) for orders in read)
+    for distil_target in table.to_pylist():
+        row = visits[distil_target["decision_id"]]
+        assert distil_target["snapshot_id"] == boards[row["start_group"], row["fork"], row["phase_index"]]
+        assert distil_target["prompt_ids"] == row["input_ids"][: row["prompt_len"]] and distil_target[
+            "temperature"
+        ] == pytest.approx(0.8)
+        assert (distil_target["power"], distil_target["phase"]) == (row["power"], row["phase"])
+        question = next(each for each in here.questions if each[0].snapshot_id == distil_target["snapshot_id"])
+        legal = Board.restore(question[0]).legal_orders()[distil_target["power"]]
+        spans = list(pairwise(distil_target["completion_offsets"]))
+        read = [resources.tokens.tables.read(distil_target["completion_ids"][begin:end], legal) for begin, end in spans]
+        assert ["; ".join(orders) for orders in read] == distil_target["orders"] and all(legal.admits(orders) for orders in read)
         found = search_apart(*question)
-        assert tuple(lesson["values"]) == pytest.approx(found.values) and tuple(lesson["visits"]) == found.visits
+        assert tuple(distil_target["values"]) == pytest.approx(found.values) and tuple(distil_target["visits"]) == found.visits
         wanted = teacher_probabilities(found.values, found.visits, found.best, IMPROVE.temperature)
-        assert lesson["probabilities"] == pytest.approx(wanted)
+        assert distil_target["probabilities"] == pytest.approx(wanted)
 
 
 def test_a_second_attempt_at_labels_asks_nobody(resources):
     asyncio.run(visit(resources, 1, 0))
     first = asyncio.run(label(resources, Here(), IMPROVE, 1, 0, 3))  # type: ignore[arg-type]
     assert asyncio.run(label(resources, None, IMPROVE, 1, 0, 3)) == first  # type: ignore[arg-type]
-    file = lesson_path(resources.paths, "round-0001", 0)
+    file = distil_target_path(resources.paths, "round-0001", 0)
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
     assert asyncio.run(label(resources, Here(), IMPROVE, 1, 0, 3)) == first  # type: ignore[arg-type]
@@ -120,7 +122,7 @@ def test_a_teacher_that_answers_illegally_is_named_and_writes_nothing(resources)
 
     with pytest.raises((DataError, InputError), match="A PAR - MOS"):
         asyncio.run(label(resources, Here(illegal), IMPROVE, 1, 0, 3))  # type: ignore[arg-type]
-    assert not lesson_path(resources.paths, "round-0001", 0).exists()
+    assert not distil_target_path(resources.paths, "round-0001", 0).exists()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_a_teacher_that_cannot_teach_is_refused_with_a_sentence(improve, change,
 @pytest.mark.parametrize(
     ("error", "again"),
     [(InputError("it is no legal set"), False), (DataError("not legal there"), False), (EngineError("a process ended"), True)],
-    ids=["illegal proposal", "illegal lesson", "lost process"],
+    ids=["illegal proposal", "illegal distillation target", "lost process"],
 )
 def test_a_teacher_that_answers_illegally_is_asked_once(error: Exception, again: bool):
     ask: Any = label_visits.retry_condition_fn

@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-from entente.records.lesson import Lesson, lesson_id
+from entente.records.distil_target import DistilTarget, distil_target_id
 from entente.records.rows import Decision, PlayedPhase, decision_id
 
 
@@ -57,14 +57,14 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
     return Decision(**(fields | place))
 
 
-def make_lesson(rng: random.Random, number: int, **given: Any) -> Lesson:
-    """A lesson of two or three proposals of a few random tokens; the last one has probability 0. ``given`` replaces any field."""
+def make_distil_target(rng: random.Random, number: int, **given: Any) -> DistilTarget:
+    """A distillation target of two or three proposals of a few random tokens; the last one has probability 0. ``given`` replaces any field."""
     proposals = [[rng.randrange(600) for _ in range(rng.randint(1, 5))] for _ in range(rng.choice([2, 3]))]
     tokens = [token for proposal in proposals for token in proposal]
     sets = [sorted({token, *rng.sample(range(600), rng.choice([0, 1, 4]))}) for token in tokens]
     weights = [rng.randint(1, 9) for _ in proposals[1:]]
     fields: dict[str, Any] = {
-        "lesson_id": lesson_id("r", number),
+        "distil_target_id": distil_target_id("r", number),
         "decision_id": number + 1,
         "source": "visit/000000.arrow",
         "snapshot_id": f"{number:016x}",
@@ -84,7 +84,7 @@ def make_lesson(rng: random.Random, number: int, **given: Any) -> Lesson:
         "values": [1.0] * len(proposals),
         "visits": [4] * len(proposals),
     }
-    return Lesson(**(fields | given))
+    return DistilTarget(**(fields | given))
 
 
 def make_phase(**given: Any) -> PlayedPhase:

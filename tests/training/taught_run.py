@@ -1,4 +1,4 @@
-"""Lessons for the rows of a run: the answers of the forks at one position are the proposals of a teacher made of dice."""
+"""Distillation targets for the rows of a run: the answers of the forks at one position are the proposals of a teacher made of dice."""
 
 import json
 import random
@@ -6,14 +6,14 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from entente.records.lesson import Lesson, lesson_id
-from storage.lessons import publish_lessons
+from entente.records.distil_target import DistilTarget, distil_target_id
+from storage.distil_targets import publish_distil_targets
 from storage.runs import RunPaths
 from storage.shards import open_shard, shard_path
 
 
-def lessons_of(paths: RunPaths, seed: int = 3) -> list[Lesson]:
-    """One lesson for each position where the forks of the run's first shard gave at least two different answers."""
+def distil_targets_of(paths: RunPaths, seed: int = 3) -> list[DistilTarget]:
+    """One distillation target for each position where the forks of the run's first shard gave at least two different answers."""
     shard, dice, found = shard_path(paths, "local", 0), random.Random(seed), []
     rows = open_shard(shard).to_pylist()
 
@@ -32,8 +32,8 @@ def lessons_of(paths: RunPaths, seed: int = 3) -> list[Lesson]:
         weights = np.array([dice.random() for _ in answers])
         weights /= weights.sum()
         found.append(
-            Lesson(
-                lesson_id=lesson_id("r", first["decision_id"]),
+            DistilTarget(
+                distil_target_id=distil_target_id("r", first["decision_id"]),
                 decision_id=first["decision_id"],
                 source=f"local/{shard.name}",
                 snapshot_id=first["snapshot_id"],
@@ -58,13 +58,13 @@ def lessons_of(paths: RunPaths, seed: int = 3) -> list[Lesson]:
 
 
 def publish(paths: RunPaths, each: int = 4) -> int:
-    """Publish the lessons of a run as round "r", `each` in a file; returns their number."""
-    lessons = lessons_of(paths)
-    for first in range(0, len(lessons), each):
-        assert publish_lessons(paths, "r", first, lessons[first : first + each], {})
-    return len(lessons)
+    """Publish the distillation targets of a run as round "r", `each` in a file; returns their number."""
+    distil_targets = distil_targets_of(paths)
+    for first in range(0, len(distil_targets), each):
+        assert publish_distil_targets(paths, "r", first, distil_targets[first : first + each], {})
+    return len(distil_targets)
 
 
 def count(paths: RunPaths) -> int:
-    """Number of lessons that `publish` published."""
-    return len(lessons_of(paths))
+    """Number of distillation targets that `publish` published."""
+    return len(distil_targets_of(paths))

@@ -1,4 +1,4 @@
-"""Training on lessons: the loss against plain loops, its ledger before its forward, and steps repeated bitwise."""
+"""Training on distillation targets: the loss against plain loops, its ledger before its forward, and steps repeated bitwise."""
 
 import math
 import shutil
@@ -17,10 +17,10 @@ from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from entente.training.update import Updater
 from storage.adapters import read_adapter
+from storage.distil_store import DistilBatch, DistilQuery, DistilStore, distil_target_uses
+from storage.distil_targets import recorded_distil_targets
 from storage.index import open_index
 from storage.ledger import read_ledger
-from storage.lesson_shelf import LessonBatch, LessonQuery, LessonShelf, lesson_uses
-from storage.lessons import recorded_lessons
 from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -28,12 +28,12 @@ from tests.training import taught_run
 from tests.training.loss_oracle import masked
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
-QUERY = LessonQuery(round="r", count=4, max_uses=2)
+QUERY = DistilQuery(round="r", count=4, max_uses=2)
 
 
 @pytest.fixture(scope="module")
 def played(exact_run, tmp_path_factory) -> RunPaths:
-    """One run with rows and lessons; tests copy it."""
+    """One run with rows and distillation targets; tests copy it."""
     paths = exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
     assert taught_run.publish(paths, each=3) >= 4
     return paths
@@ -44,9 +44,9 @@ def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
     return RunPaths(shutil.copytree(played.root, tmp_path / "copy"))
 
 
-def lessons_of(paths: RunPaths, count: int = 3) -> LessonBatch:
-    shelf = LessonShelf(paths, 0)
-    return shelf.gather(shelf.choose(replace(QUERY, count=count)))
+def distil_targets_of(paths: RunPaths, count: int = 3) -> DistilBatch:
+    store = DistilStore(paths, 0)
+    return store.gather(store.choose(replace(QUERY, count=count)))
 
 
 def rows_of(paths: RunPaths):
@@ -63,10 +63,10 @@ def stirred(model: Path, settings: TrainingSettings) -> Policy:
     return policy
 
 
-def looped_loss(policy: Policy, lessons: LessonBatch) -> float:
+def looped_loss(policy: Policy, distil_targets: DistilBatch) -> float:
     """The distillation loss: one proposal after another through the model as transformers has it, then plain Python."""
-    batch, total, tokens = lessons.batch, 0.0, 0.0
-    for row, probability in enumerate(lessons.weights.tolist()):
+    batch, total, tokens = distil_targets.batch, 0.0, 0.0
+    for row, probability in enumerate(distil_targets.weights.tolist()):
         ids = batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]]
         with torch.no_grad():
             logits = policy.model(input_ids=torch.tensor(ids[None].astype(np.int64))).logits[0].double()
@@ -84,19 +84,19 @@ def gradient_of(policy: Policy) -> torch.Tensor:
 
 
 def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, drawn: bool, taught: bool) -> StepFigures:
-    batch, lessons = rows_of(paths), lessons_of(paths) if taught else None
+    batch, distil_targets = rows_of(paths), distil_targets_of(paths) if taught else None
     advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
     rows = range(len(batch.returns)) if drawn else []
     return Updater(policy, settings).accumulate(
-        batch, rows, advantages, None, lessons, range(len(lessons.weights)) if lessons else ()
+        batch, rows, advantages, None, distil_targets, range(len(distil_targets.weights)) if distil_targets else ()
     )
 
 
-def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model):
+def test_the_gradient_of_distil_targets_is_the_slope_of_the_loops_loss(paths, model):
     """Along the gradient itself, where a wrong sign, weight, mask or divisor would show."""
-    policy, lessons = stirred(model, SETTINGS), lessons_of(paths)
+    policy, distil_targets = stirred(model, SETTINGS), distil_targets_of(paths)
     done = accumulated(policy, SETTINGS, paths, drawn=False, taught=True)
-    assert sum(done.losses) == pytest.approx(looped_loss(policy, lessons), rel=1e-5) and done.distil == sum(done.losses)
+    assert sum(done.losses) == pytest.approx(looped_loss(policy, distil_targets), rel=1e-5) and done.distil == sum(done.losses)
     weights = policy.parameters()
     direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
     length = float(torch.stack([part.norm() for part in direction]).norm())
@@ -105,11 +105,11 @@ def test_the_gradient_of_lessons_is_the_slope_of_the_loops_loss(paths, model):
         with torch.no_grad():
             for weight, part in zip(weights, direction, strict=True):
                 weight.add_(part, alpha=side / length)
-        ends.append(looped_loss(policy, lessons))
+        ends.append(looped_loss(policy, distil_targets))
     assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(length, rel=0.02)
 
 
-def test_the_loss_of_lessons_does_not_depend_on_the_micro_batches(paths, model):
+def test_the_loss_of_distil_targets_does_not_depend_on_the_micro_batches(paths, model):
     found = []
     for cut in ({"token_budget": 300}, {"token_budget": 8192}):
         settings = SETTINGS.model_copy(update=cut)
@@ -122,7 +122,7 @@ def test_the_loss_of_lessons_does_not_depend_on_the_micro_batches(paths, model):
         torch.testing.assert_close(gradient, found[0][3], rtol=1e-3, atol=1e-6)
 
 
-def test_a_mixed_step_adds_the_lessons_and_leaves_the_rollouts_part_bitwise(paths, model):
+def test_a_mixed_step_adds_the_distil_targets_and_leaves_the_rollouts_part_bitwise(paths, model):
     parts = {}
     for drawn, taught in ((True, False), (False, True), (True, True)):
         policy = stirred(model, SETTINGS)
@@ -133,20 +133,25 @@ def test_a_mixed_step_adds_the_lessons_and_leaves_the_rollouts_part_bitwise(path
     torch.testing.assert_close(mixed[1], alone[1] + learned[1], rtol=1e-4, atol=1e-7)
 
 
-def test_a_step_on_lessons_makes_the_teacher_s_answers_likelier(paths, model):
+def test_a_step_on_distil_targets_makes_the_teacher_s_answers_likelier(paths, model):
     settings = SETTINGS.model_copy(update={"learning_rate": 1e-2})
-    policy, lessons = Policy(model, settings), lessons_of(paths, count=99)
-    before = looped_loss(policy, lessons)
+    policy, distil_targets = Policy(model, settings), distil_targets_of(paths, count=99)
+    before = looped_loss(policy, distil_targets)
     trainer = Trainer(paths, policy, settings, StorageSettings())
     metrics = [trainer.step(step, 0, replace(QUERY, count=99, max_uses=9)).metrics for step in (1, 2, 3)]
-    assert looped_loss(policy, lessons) < before - 0.01
+    assert looped_loss(policy, distil_targets) < before - 0.01
     assert metrics[0]["train/distil_loss"] == pytest.approx(before, rel=1e-4)
-    assert metrics[0]["train/lessons"] == lessons.batch.advantage_groups.max() + 1 and metrics[0]["train/decisions"] == 0
-    entropy = -sum(weight * math.log(weight) for weight in lessons.weights.tolist())
+    assert (
+        metrics[0]["train/distil_targets"] == distil_targets.batch.advantage_groups.max() + 1
+        and metrics[0]["train/decisions"] == 0
+    )
+    entropy = -sum(weight * math.log(weight) for weight in distil_targets.weights.tolist())
     tokens = 0.0
-    for row, weight in enumerate(lessons.weights.tolist()):
-        places = range(lessons.batch.completion_offsets[row], lessons.batch.completion_offsets[row + 1])
-        tokens += weight * sum(int(lessons.batch.legal_offsets[at + 1] - lessons.batch.legal_offsets[at]) > 1 for at in places)
+    for row, weight in enumerate(distil_targets.weights.tolist()):
+        places = range(distil_targets.batch.completion_offsets[row], distil_targets.batch.completion_offsets[row + 1])
+        tokens += weight * sum(
+            int(distil_targets.batch.legal_offsets[at + 1] - distil_targets.batch.legal_offsets[at]) > 1 for at in places
+        )
     assert metrics[0]["train/teacher_entropy"] == pytest.approx(entropy / tokens, rel=1e-5)
 
 
@@ -154,7 +159,9 @@ def killed_before_the_forward(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_the_ledger_names_the_lessons_before_the_forward_and_a_kill_does_not_use_them_twice(paths, model, monkeypatch, tmp_path):
+def test_the_ledger_names_the_distil_targets_before_the_forward_and_a_kill_does_not_use_them_twice(
+    paths, model, monkeypatch, tmp_path
+):
     undisturbed = RunPaths(shutil.copytree(paths.root, tmp_path / "undisturbed"))
     for step in (1, 2):
         trainer_of(undisturbed, model).step(step, 1, QUERY)
@@ -163,20 +170,20 @@ def test_the_ledger_names_the_lessons_before_the_forward_and_a_kill_does_not_use
         with pytest.raises(KeyboardInterrupt):
             trainer_of(paths, model).step(1, 1, QUERY)
     ledger = read_ledger(paths, 1)
-    assert ledger is not None and len(recorded_lessons(ledger)) == 4 and ledger.num_rows
+    assert ledger is not None and len(recorded_distil_targets(ledger)) == 4 and ledger.num_rows
     trainer_of(paths, model).step(1, 1, None)  # repeated on what its ledger names, whatever is asked for
     trainer_of(paths, model).step(2, 1, QUERY)
     assert [read_adapter(paths, step) for step in (1, 2)] == [read_adapter(undisturbed, step) for step in (1, 2)]
-    assert lesson_uses(paths) == lesson_uses(undisturbed)
-    assert sum(lesson_uses(paths).values()) == 8
-    assert trainer_of(paths, model).lessons_left(QUERY) == 2 * taught_run.count(paths) - 8
+    assert distil_target_uses(paths) == distil_target_uses(undisturbed)
+    assert sum(distil_target_uses(paths).values()) == 8
+    assert trainer_of(paths, model).distil_targets_left(QUERY) == 2 * taught_run.count(paths) - 8
 
 
 def trainer_of(paths: RunPaths, model: Path) -> Trainer:
     return Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=9))
 
 
-def test_a_step_on_lessons_is_replayed_bitwise(paths, model):
+def test_a_step_on_distil_targets_is_replayed_bitwise(paths, model):
     trainer = trainer_of(paths, model)
     for step in (1, 2):
         trainer.step(step, 1, QUERY)
@@ -186,32 +193,32 @@ def test_a_step_on_lessons_is_replayed_bitwise(paths, model):
     assert found.replayed is not None and found.replayed.updates
 
 
-def test_a_recorded_lesson_that_was_damaged_stops_the_step_with_a_sentence(paths, model, monkeypatch):
+def test_a_recorded_distil_target_that_was_damaged_stops_the_step_with_a_sentence(paths, model, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(Updater, "updates", killed_before_the_forward)
         with pytest.raises(KeyboardInterrupt):
             trainer_of(paths, model).step(1, 0, QUERY)
-    shutil.rmtree(paths.lessons)
+    shutil.rmtree(paths.distil_targets)
     with pytest.raises(DataError, match=r"step 1 cannot be repeated on the rows of its ledger.*missing"):
         trainer_of(paths, model).step(1, 0)
 
 
-def test_a_faulty_proposal_keeps_its_whole_lesson_out(paths, model):
-    lessons, chosen = lessons_of(paths), LessonShelf(paths, 0).choose(replace(QUERY, count=3))
-    ids = lessons.batch.input_ids.copy()
-    ids[lessons.batch.input_offsets[1]] = 10**6
-    faulty = replace(lessons, batch=replace(lessons.batch, input_ids=ids))
-    kept, faults = trainer_of(paths, model)._without_faulty_lessons(chosen, faulty)
+def test_a_faulty_proposal_keeps_its_whole_distil_target_out(paths, model):
+    distil_targets, chosen = distil_targets_of(paths), DistilStore(paths, 0).choose(replace(QUERY, count=3))
+    ids = distil_targets.batch.input_ids.copy()
+    ids[distil_targets.batch.input_offsets[1]] = 10**6
+    faulty = replace(distil_targets, batch=replace(distil_targets.batch, input_ids=ids))
+    kept, faults = trainer_of(paths, model)._without_faulty_distil_targets(chosen, faulty)
     assert kept is not None and faults == 1
-    assert set(kept.batch.decision_ids.tolist()) == {lesson.lesson_id for lesson in chosen[1:]}
-    assert kept.weights.tolist() == lessons.weights[lessons.batch.advantage_groups > 0].tolist()
+    assert set(kept.batch.decision_ids.tolist()) == {distil_target.distil_target_id for distil_target in chosen[1:]}
+    assert kept.weights.tolist() == distil_targets.weights[distil_targets.batch.advantage_groups > 0].tolist()
 
 
-def test_updates_of_a_step_share_its_lessons(paths, model):
+def test_updates_of_a_step_share_its_distil_targets(paths, model):
     settings = SETTINGS.model_copy(update={"updates_per_step": 2})
-    batch, lessons, seen = rows_of(paths), lessons_of(paths), []
+    batch, distil_targets, seen = rows_of(paths), distil_targets_of(paths), []
     updater = Updater(Policy(model, settings), settings)
     gradient = updater.gradient
     updater.gradient = lambda objective, rows, taught: seen.append(list(taught)) or gradient(objective, rows, taught)  # type: ignore[method-assign]
-    assert len(list(updater.updates(batch, lessons))) == 2
-    assert sorted(seen[0] + seen[1]) == list(range(len(lessons.weights))) and all(seen)
+    assert len(list(updater.updates(batch, distil_targets))) == 2
+    assert sorted(seen[0] + seen[1]) == list(range(len(distil_targets.weights))) and all(seen)

@@ -23,9 +23,9 @@ from entente.training.process import TrainedStep, TrainerProcess
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
+from storage.distil_store import DistilQuery
 from storage.files import held
 from storage.ledger import Eligible, count_run
-from storage.lesson_shelf import LessonQuery
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -33,15 +33,15 @@ from storage.settings import StorageSettings
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
-LESSONS = LessonQuery(round="r", count=4, max_uses=2)
+DISTIL_TARGETS = DistilQuery(round="r", count=4, max_uses=2)
 OPERATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "fresh_rows": ({}, 3),
     "eligible": ({"step": 2, "start_groups": 8}, Eligible(start_groups=8, advantage_groups=20, expired=1)),
     "retire": ({"settings": RetentionSettings()}, 2**40),
     "measure_mismatch": ({}, {"mismatch/largest": 1e-6}),
-    "lessons_left": ({"query": LESSONS}, 7),
+    "distil_targets_left": ({"query": DISTIL_TARGETS}, 7),
     "step": (
-        {"step": 2, "start_groups": 8, "lessons": LESSONS},
+        {"step": 2, "start_groups": 8, "distil_targets": DISTIL_TARGETS},
         TrainedStep(
             published=PolicyVersion(version=2, adapter_hash="ab" * 16, adapter=Path("/runs/a/adapters/v000002")),
             metrics={"train/loss": 0.1 + 0.2},

@@ -1,4 +1,4 @@
-"""A lesson (distillation target): a decision position that the student reached, with the answers of a teacher.
+"""A distillation target (distillation target): a decision position that the student reached, with the answers of a teacher.
 
 Each field has its Arrow type as annotation, and `storage/arrow_files.py` builds the schema from this class. If you change a
 field, increase `SCHEMA_VERSION` there.
@@ -11,14 +11,14 @@ from entente.records.rows import Category, Float32, Float32List, Int32, Int32Lis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class DistilTarget:
     """One position of one power, and N proposals of the teacher: order sets with their probabilities.
 
     The completions of all proposals are stored one after another: C tokens, L legal ids.
     """
 
-    lesson_id: Int64
-    """Positive number that identifies the lesson; see lesson_id()."""
+    distil_target_id: Int64
+    """Positive number that identifies the distillation target; see distil_target_id()."""
     decision_id: Int64
     """The student's decision at this position: a row of `source`."""
     source: Text
@@ -59,6 +59,6 @@ class Lesson:
     """CRC32 over all other columns of the row; to_table() fills it in."""
 
 
-def lesson_id(shard: str, decision_id: int) -> int:
-    """A positive 63-bit number, the same in every attempt; `shard` is the path below `lessons/`."""
+def distil_target_id(shard: str, decision_id: int) -> int:
+    """A positive 63-bit number, the same in every attempt; `shard` is the path below `distil_targets/`."""
     return int.from_bytes(blake2b(f"{shard}\0{decision_id}".encode(), digest_size=8).digest(), "big") >> 1 or 1
