@@ -71,7 +71,7 @@ class StepClock:
         before, self._stats = self._stats, after
         figures = {"rollout/ready_share": rolled.ready_share}
         if (passes := after.engine_steps - before.engine_steps) > 0:
-            figures["rollout/occupancy"] = (after.drawn_tokens - before.drawn_tokens) / passes
+            figures["rollout/occupancy"] = (after.sampled_tokens - before.sampled_tokens) / passes
             figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
         return figures | rollout_metrics(add_up(rolled.reports), now - began)
 

@@ -102,11 +102,11 @@ def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):
 def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     import torch
 
-    from entente.training.losses import DrawnTokens, policy_loss
+    from entente.training.losses import SampledTokens, policy_loss
     from entente.training.settings import TrainingSettings
 
     now, then, worth = [-0.1, -2.0, -1.0], [-0.4, -1.0, -900.0], [1.0, -2.0, 1.0]
-    tokens = DrawnTokens(
+    tokens = SampledTokens(
         logprobs=torch.tensor(now, requires_grad=True),
         behaviour=torch.tensor(then),
         advantages=torch.tensor(worth),

@@ -175,7 +175,7 @@ def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
     return (model if policy is None else PeftModel.from_pretrained(model, str(policy.folder))).eval()
 
 
-def check_drawn(job: Job, model: Any, drawn: Drawn) -> Mismatch:
+def check_sampled(job: Job, model: Any, drawn: Drawn) -> Mismatch:
     """Compare completions and their log-probabilities with the reference, with the tolerances of a run.
 
     Raises:
@@ -240,7 +240,7 @@ def legal_mask(job: Job) -> StagePass:
     if {generation.policy.version for generation in adapted} != {1}:
         raise StageFailed("the engine sampled from another version than the published one")
     gaps = [
-        check_drawn(job, load_reference(job, version), list(zip(requests, drawn, strict=True)))
+        check_sampled(job, load_reference(job, version), list(zip(requests, drawn, strict=True)))
         for version, drawn in ((None, base), (policy, adapted))
     ]
     return StagePass(

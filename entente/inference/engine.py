@@ -21,10 +21,10 @@ class EngineStats:
     cached_tokens: int = 0
     """Prompt tokens read from the prefix cache."""
     completion_tokens: int = 0
-    drawn_tokens: int = 0
+    sampled_tokens: int = 0
     """Completion tokens that used a row of a forward pass; the others were forced and added without one."""
     engine_steps: int = 0
-    """Forward passes; drawn_tokens / engine_steps is the mean batch occupancy of decoding."""
+    """Forward passes; sampled_tokens / engine_steps is the mean batch occupancy of decoding."""
     forced_tokens: int = 0
     """Completion tokens with a single legal id."""
     preemptions: int = 0

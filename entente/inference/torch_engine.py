@@ -25,7 +25,7 @@ from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.cards import take_cards
 from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
 
-_COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "drawn_tokens", "forced_tokens")
+_COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "sampled_tokens", "forced_tokens")
 MAX_RANK = 512
 """Highest adapter rank that training can produce."""
 
@@ -192,7 +192,7 @@ class TorchEngine(Engine):
         self._counts["prompt_tokens"] += len(pending.request.prompt_ids)
         self._counts["cached_tokens"] += pending.cached
         self._counts["forced_tokens"] += pending.forced
-        self._counts["drawn_tokens"] += len(pending.token_ids) - pending.forced
+        self._counts["sampled_tokens"] += len(pending.token_ids) - pending.forced
         pending.answer.set_result(
             Generation(
                 token_ids=np.array(pending.token_ids, np.int32),

@@ -216,7 +216,7 @@ class VllmClient(Engine):
             cached_tokens=generation.cached_tokens,
             completion_tokens=tokens,
             forced_tokens=forced,
-            drawn_tokens=tokens - forced,
+            sampled_tokens=tokens - forced,
         )
         return generation
 

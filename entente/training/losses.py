@@ -20,7 +20,7 @@ DIVERGENCE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnTokens:
+class SampledTokens:
     """The branching tokens of a micro-batch. All fields have shape [tokens]; log-probabilities are in nats."""
 
     logprobs: Tensor
@@ -52,7 +52,7 @@ class TokenLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyLoss:
-    of: Callable[[DrawnTokens, TrainingSettings], TokenLoss]
+    of: Callable[[SampledTokens, TrainingSettings], TokenLoss]
     """Loss of each branching token of a micro-batch, before the division."""
     per_decision: bool
     """True: divide the sum by the decisions that have a branching token. False: by the branching tokens."""
@@ -61,20 +61,20 @@ class PolicyLoss:
         return decisions if self.per_decision else branching_tokens
 
 
-def log_ratio(tokens: DrawnTokens, left_out: Tensor) -> Tensor:
+def log_ratio(tokens: SampledTokens, left_out: Tensor) -> Tensor:
     """log(pi / anchor) with gradient, [tokens]; 0 for tokens that are left out, because `torch.where` lets a NaN gradient
     through."""
     anchor = tokens.behaviour if tokens.anchor is None else tokens.anchor
     return torch.where(left_out, torch.zeros_like(anchor), tokens.logprobs - anchor)
 
 
-def outliers(tokens: DrawnTokens, settings: TrainingSettings) -> Tensor:
+def outliers(tokens: SampledTokens, settings: TrainingSettings) -> Tensor:
     """bool [tokens]: pi / b is outside [OUTLIER_LOW, OUTLIER_HIGH], or NaN."""
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).detach())
     return (ratio < OUTLIER_LOW) | (ratio > OUTLIER_HIGH) | ~torch.isfinite(ratio)
 
 
-def log_importance(tokens: DrawnTokens) -> Tensor:
+def log_importance(tokens: SampledTokens) -> Tensor:
     """log(anchor / b), detached, [tokens]; 0 without an anchor."""
     return torch.zeros_like(tokens.behaviour) if tokens.anchor is None else tokens.anchor - tokens.behaviour
 
@@ -106,7 +106,7 @@ def decision_means(values: Tensor, place: Tensor, sizes: Tensor) -> Tensor:
     return values.new_zeros(len(sizes)).index_add(0, place, values) / sizes
 
 
-def clipped_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
+def clipped_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     """Clipped token loss.
 
     For a branching token with ratio r = pi / b (current over behaviour probability, both over the legal set) and advantage A:
@@ -121,7 +121,7 @@ def clipped_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
 
 
-def sequence_mean_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
+def sequence_mean_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     """Sequence-mean token loss: each decision counts the same, however many branching tokens it has.
 
         L_t = clipped token loss / |o_i|        GRPO as first published: Shao et al. 2024, arXiv 2402.03300
@@ -134,7 +134,7 @@ def sequence_mean_loss(tokens: DrawnTokens, settings: TrainingSettings) -> Token
     return replace(token_loss, loss=token_loss.loss / sizes[place])
 
 
-def cispo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
+def cispo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     """Clipped importance weights (CISPO: MiniMax-M1, 2025, arXiv 2506.13585; ScaleRL's loss, arXiv 2510.13786).
 
         L = -sg(min(r, 1 + clip_high)) A log pi        sg: no gradient passes through the weight
@@ -150,7 +150,7 @@ def cispo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     return TokenLoss(loss=-weight * tokens.advantages * logprobs, clipped_low=never, clipped_high=never, left_out=left_out)
 
 
-def dppo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
+def dppo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     """Divergence-masked token loss (DPPO, arXiv 2602.04879; prime-rl's default).
 
         L = -r A,  but 0 where  A > 0 and p - q > DIVERGENCE,  or  A < 0 and p - q < -DIVERGENCE
@@ -168,7 +168,7 @@ def dppo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
     return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
 
 
-def gspo_loss(tokens: DrawnTokens, settings: TrainingSettings) -> TokenLoss:
+def gspo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     """Group sequence policy optimisation: one ratio for the whole decision (Zheng et al. 2025, arXiv 2507.18071).
 
         s_i = exp(mean over the decision's branching tokens of log(pi / b))
@@ -201,7 +201,7 @@ def _accept(loss: PolicyLoss, _: str) -> PolicyLoss:
         raise Misfit("it is not an entente.losses.PolicyLoss")
     check_arguments(loss.of, "tokens", "settings")
     logprobs = torch.tensor([-0.1, -0.5, -1.0, -2.0], requires_grad=True)
-    tokens = DrawnTokens(
+    tokens = SampledTokens(
         logprobs=logprobs,
         behaviour=torch.tensor([-0.2, -0.4, -1.5, -1.5]),
         advantages=torch.tensor([1.0, 1.0, -1.0, -1.0]),

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from entente.training.losses import DrawnTokens, policy_loss
+from entente.training.losses import SampledTokens, policy_loss
 from entente.training.masked_logprobs import TokenFigures
 from entente.training.micro_batches import MicroBatch, branching_counts, branching_indices, in_thought, probed
 from entente.training.settings import TrainingSettings
@@ -218,13 +218,13 @@ class Objective:
             figures[name] = value
         return loss, figures
 
-    def _drawn(self, micro: MicroBatch, chosen: Tensor) -> DrawnTokens:
+    def _drawn(self, micro: MicroBatch, chosen: Tensor) -> SampledTokens:
         assert self.advantages is not None
         device, anchor = chosen.device, None
         if self.anchors is not None:
             stored = torch.from_numpy(self.anchors[micro.completion_index]).to(device)
             anchor = torch.where(torch.isfinite(stored), stored, chosen.detach())
-        return DrawnTokens(
+        return SampledTokens(
             logprobs=chosen,
             behaviour=torch.from_numpy(micro.behaviour).to(device),
             advantages=torch.from_numpy(self.advantages[micro.batch_row]).to(device),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.smoke import trainer_stages
-from benchmarks.smoke.engine_stages import check_drawn, draw, make_requests, rate, reference_logprobs
+from benchmarks.smoke.engine_stages import check_sampled, draw, make_requests, rate, reference_logprobs
 from benchmarks.smoke.job import Job, StageFailed
 from benchmarks.smoke.trainer_stages import try_budgets
 from entente.inference.uniform_engine import UniformEngine
@@ -57,12 +57,12 @@ def test_a_rate_is_not_helped_by_prompts_that_an_earlier_one_left_in_the_cache(m
 def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: Job, reference: Any):
     unsure = [(one, replace(found, logprobs=found.logprobs - 1)) for one, found in drawn]
     with pytest.raises(StageFailed, match="forced tokens have a probability other than 1"):
-        check_drawn(job, reference, unsure)
+        check_sampled(job, reference, unsure)
     right = [(one, replace(found, logprobs=reference_logprobs(reference, one, found))) for one, found in drawn]
-    assert check_drawn(job, reference, right).largest == 0
+    assert check_sampled(job, reference, right).largest == 0
     wrong = [(one, replace(found, logprobs=found.logprobs * 1.1)) for one, found in right]
     with pytest.raises(TrainingError, match="trainer and engine disagree"):
-        check_drawn(job, reference, wrong)
+        check_sampled(job, reference, wrong)
 
 
 def test_a_budget_that_does_not_fit_is_named_and_smaller_ones_are_measured(job: Job, monkeypatch: pytest.MonkeyPatch):

@@ -77,7 +77,7 @@ class PlainEngine(Engine):
             requests=len(self.requests),
             prompt_tokens=sum(len(request.prompt_ids) for request in self.requests),
             completion_tokens=self._tokens,
-            drawn_tokens=self._tokens,
+            sampled_tokens=self._tokens,
             running=self._running,
             policy_version=self.newest,
         )

@@ -55,7 +55,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, 
 
 def test_the_share_of_prefix_hits_is_of_the_prompts_whose_hits_are_counted():
     """An engine whose requests are asked in one step and answered in the next counts hits of prompts that it counted before."""
-    late = replace(NONE, prompt_tokens=1000, cached_tokens=2828, completion_tokens=600, drawn_tokens=300, engine_steps=50)
+    late = replace(NONE, prompt_tokens=1000, cached_tokens=2828, completion_tokens=600, sampled_tokens=300, engine_steps=50)
     found = figures_of((REPORT, REPORT), late)
     assert found["rollout/prefix_hit_share"] == pytest.approx(0.75) and found["rollout/prompt_tokens"] == 8000
     assert found["rollout/forced_share"] == pytest.approx(0.4) and found["rollout/decisions"] == 80

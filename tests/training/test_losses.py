@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from entente.training.losses import DrawnTokens, policy_loss
+from entente.training.losses import SampledTokens, policy_loss
 from entente.training.settings import LOSSES, TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token
 
@@ -17,7 +17,7 @@ NAMES = sorted(LOSSES)
 
 
 @st.composite
-def drawn_tokens(draw: st.DrawFn, anchored: bool) -> list[Token]:
+def sampled_tokens(draw: st.DrawFn, anchored: bool) -> list[Token]:
     """Some decisions' tokens, in mixed order, none of them on an edge between two cases."""
     tokens = []
     for decision in range(draw(st.integers(1, 5))):
@@ -46,7 +46,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
     kind = policy_loss(name)
     logprobs = torch.tensor([token.now for token in tokens], dtype=dtype, requires_grad=True)
     anchored = tokens[0].against is not None
-    given = DrawnTokens(
+    given = SampledTokens(
         logprobs=logprobs,
         behaviour=torch.tensor([token.drawn for token in tokens], dtype=dtype),
         advantages=torch.tensor([token.advantage for token in tokens], dtype=dtype),
@@ -65,7 +65,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
 @settings(max_examples=25)
 @given(data=st.data())
 def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.DataObject):
-    tokens = data.draw(drawn_tokens(anchored=cap > 0))
+    tokens = data.draw(sampled_tokens(anchored=cap > 0))
     expected = ORACLES[name](tokens, cap)
     loss, slope, guards = found(name, tokens, cap)
     assert loss.sum().item() == pytest.approx(sum(part.loss for part in expected), rel=1e-9, abs=1e-12)
@@ -82,7 +82,7 @@ def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.D
 @given(data=st.data())
 def test_the_loop_s_slopes_are_those_of_differences(name: str, data: st.DataObject):
     cap = data.draw(st.sampled_from([0.0, 2.0]))
-    tokens = data.draw(drawn_tokens(anchored=cap > 0))
+    tokens = data.draw(sampled_tokens(anchored=cap > 0))
     at, step = data.draw(st.integers(0, len(tokens) - 1)), 1e-5
     ends = []
     for side in (step, -step):
