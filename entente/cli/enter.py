@@ -17,7 +17,7 @@ from storage.runs import GAMES_FOLDER, LATEST
 if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
     from entente.evaluation.settings import PlaySettings
-    from entente.play.enter import Entry
+    from entente.live_games.enter import Entry
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
 
@@ -61,7 +61,7 @@ def enter(
     if not ids:
         raise InputError("--game names no game: give the ids of games, separated by commas")
     _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
-    from entente.play.enter import Entry
+    from entente.live_games.enter import Entry
 
     entry = Entry(
         address=address,
@@ -78,12 +78,12 @@ def enter(
 
 
 def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Path) -> None:
-    from entente.play.enter import EnteredGames
+    from entente.live_games.enter import EnteredGames
 
     entered = EnteredGames(entry, runs_root / GAMES_FOLDER, _say)
     asyncio.run(entered.check())  # before seconds of imports
 
-    from entente.play.seats import SeatedPlayers
+    from entente.live_games.seats import SeatedPlayers
 
     with_open_players([who], runs_root, how, lambda opened: entered.play(SeatedPlayers([who.name], opened, how.temperature)))
     if entered.lost:

@@ -83,7 +83,7 @@ def play(
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
     from entente.evaluation.contestants import resolve_contestants
     from entente.game.players import SEARCHES
-    from entente.play.game import HUMAN
+    from entente.live_games.game import HUMAN
 
     meant, players = resolve_players((who for who in seats.values() if who != HUMAN), "", runs_root)
     if (helper := "dumbbot" + SEARCHES) not in meant:  # gives hints
@@ -94,11 +94,11 @@ def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], 
 def _play(
     file: Path, seats: dict[str, str], how: "PlaySettings", seed: int, years: int, port: int, runs_root: Path, *, browser: bool
 ) -> None:
-    from entente.play.game import PlayedGame
-    from entente.play.game_file import GameFile, open_game
-    from entente.play.http_server import bind, make_server, serve
-    from entente.play.seats import SeatedPlayers
-    from entente.play.server import new_key, play_app
+    from entente.live_games.game import PlayedGame
+    from entente.live_games.game_file import GameFile, open_game
+    from entente.live_games.http_server import bind, make_server, serve
+    from entente.live_games.seats import SeatedPlayers
+    from entente.live_games.server import new_key, play_app
     from storage.played_games import read_game
 
     stored = None if seats else read_game(file)
@@ -145,7 +145,7 @@ def _file(game: str, runs_root: Path) -> Path:
 
 def _seats(people: str, against: str, seed: int) -> dict[str, str]:
     from entente.game.snapshot import POWERS
-    from entente.play.game import HUMAN
+    from entente.live_games.game import HUMAN
 
     wanted = named_powers(people)
     names = [name.strip() for name in against.split(",") if name.strip()]

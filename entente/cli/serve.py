@@ -56,7 +56,7 @@ def serve(
 
         entente serve --openai --run mine --version 20 --port 8200
     """
-    from entente.play.http_server import bind
+    from entente.live_games.http_server import bind
 
     key = os.environ.get(KEY_VARIABLE)
     if openai:
@@ -94,8 +94,8 @@ def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: 
 
 
 def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | None, runs_root: Path) -> None:
-    from entente.play.http_server import LOOPBACK, make_server, serve
-    from entente.play.orders_server import Draws, ServedPolicy, orders_app
+    from entente.live_games.http_server import LOOPBACK, make_server, serve
+    from entente.live_games.orders_server import Draws, ServedPolicy, orders_app
     from entente.telemetry.memory import freeze_old_objects
 
     host, port = listener.getsockname()[:2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entente.play.game import Choice
+from entente.live_games.game import Choice
 from entente.players.policy import DecisionRequest
 from tests.entered.server_process import ServerProcess
 
@@ -23,7 +23,7 @@ class FirstOrders:
         """Of the boards that it was shown, by phase."""
 
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
-        """See `entente.play.game.Players`."""
+        """See `entente.live_games.game.Players`."""
         self.asked.append((request.board.phase, request.power))
         self.last_orders[request.board.phase] = request.board.last_orders
         if request.board.phase in self.slow:

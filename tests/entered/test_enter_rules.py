@@ -1,4 +1,4 @@
-"""Rules of `entente.play.enter` that need no server: what is refused, and that errors end."""
+"""Rules of `entente.live_games.enter` that need no server: what is refused, and that errors end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,8 +11,8 @@ import pytest
 from diplomacy import Game
 
 from entente.game.server_client import ForeignServerError, JoinedGame, RefusedError, ServerGame
-from entente.play import enter
-from entente.play.enter import EnteredGames, Entry, check_game
+from entente.live_games import enter
+from entente.live_games.enter import EnteredGames, Entry, check_game
 from entente.telemetry.errors import EntenteError, InputError
 from storage.played_games import SavedGame
 

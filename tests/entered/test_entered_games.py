@@ -11,7 +11,7 @@ from diplomacy.utils.export import to_saved_game_format
 from entente.game.board import POWERS, Board
 from entente.game.recorded import recorded_turns
 from entente.game.snapshot import make_snapshot
-from entente.play.entered_file import keep_game
+from entente.live_games.entered_file import keep_game
 from entente.players.seeds import dice
 from entente.telemetry.errors import InputError
 from storage.played_games import SavedGame, play_again, read_game

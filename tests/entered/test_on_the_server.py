@@ -7,7 +7,7 @@ import pytest
 from diplomacy.utils.common import hash_password
 
 from entente.game.server_client import connect
-from entente.play.enter import EnteredGames, Entry
+from entente.live_games.enter import EnteredGames, Entry
 from storage.played_games import read_game
 from tests.command import Entente
 from tests.entered.server_process import ServerProcess

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from entente.play import http_server
-from entente.play.http_server import bind, make_server
-from entente.play.server import play_app
+from entente.live_games import http_server
+from entente.live_games.http_server import bind, make_server
+from entente.live_games.server import play_app
 from tests.waiting import wait_until
 
 HEAD = "%s %s HTTP/1.1\r\nhost: 127.0.0.1:%d\r\nx-entente-key: key\r\n%s\r\n"

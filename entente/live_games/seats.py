@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from entente.game.players import player
-from entente.play.game import Choice
+from entente.live_games.game import Choice
 from entente.players.policy import DecisionRequest, PolicyPlayer, orders_of
 from entente.players.search import SearchDecider
 from entente.players.seeds import dice
@@ -13,7 +13,7 @@ from storage.played_games import SavedProposal
 
 
 class SeatedPlayers:
-    """Implements `entente.play.game.Players` with open players."""
+    """Implements `entente.live_games.game.Players` with open players."""
 
     def __init__(self, names: Sequence[str], opened: OpenPlayers, temperature: float = 1.0) -> None:
         self.names = tuple(names)

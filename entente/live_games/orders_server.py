@@ -27,8 +27,8 @@ from entente.game.prompts import board_text
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.inference.supervisor import EngineSupervisor
-from entente.play.http_server import CheckedHeaders, foreign_header, has_key, headers_of, is_too_long
-from entente.play.orders_request import ApiError, ChatRequest, read_question, read_request
+from entente.live_games.http_server import CheckedHeaders, foreign_header, has_key, headers_of, is_too_long
+from entente.live_games.orders_request import ApiError, ChatRequest, read_question, read_request
 from entente.players.policy import DecisionRequest, PolicyPlayer, Sampled, Tokens
 from entente.telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
 

@@ -9,7 +9,7 @@ from typing import Any
 from entente.game.board import Board
 from entente.game.sketch_map import COASTS, LAND, SEA, place
 from entente.game.snapshot import POWERS
-from entente.play.game import HUMAN, PlayedGame, Turn
+from entente.live_games.game import HUMAN, PlayedGame, Turn
 from entente.reports.replay_page import map_context, position_data
 from entente.reports.write_page import page_template
 from storage.played_games import SavedProposal

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from entente.play.game import PlayedGame, Players
+from entente.live_games.game import PlayedGame, Players
 from entente.telemetry.errors import InputError
 from storage.files import durable_write
 from storage.played_games import SavedGame, SavedTurn

@@ -7,7 +7,7 @@ import pytest
 
 from entente.game.players import player
 from entente.game.snapshot import POWERS
-from entente.play.game import HUMAN, Choice, PlayedGame
+from entente.live_games.game import HUMAN, Choice, PlayedGame
 from entente.players.policy import DecisionRequest
 from entente.players.seeds import dice
 from entente.telemetry.errors import EngineError

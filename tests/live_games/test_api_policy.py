@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import recipe_prompts
@@ -16,7 +17,6 @@ from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, po
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.players.policy import Tokens
-from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 pytest.importorskip("openai")
 FORM = PromptSettings(own_line="in_place")

@@ -31,8 +31,8 @@ from entente.game.server_client import (
     ServerLostError,
     connect,
 )
-from entente.play.entered_file import keep_game
-from entente.play.game import Players
+from entente.live_games.entered_file import keep_game
+from entente.live_games.game import Players
 from entente.players.policy import DecisionRequest
 from entente.telemetry.errors import EntenteError, InputError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from entente.game.snapshot import POWERS
-from entente.play.game import PlayedGame, StaleError
-from entente.play.game_file import GameFile, open_game, saved
-from entente.play.page import as_data
+from entente.live_games.game import PlayedGame, StaleError
+from entente.live_games.game_file import GameFile, open_game, saved
+from entente.live_games.page import as_data
 from entente.telemetry.errors import EngineError, InputError
 from storage.played_games import SavedProposal, read_game
 

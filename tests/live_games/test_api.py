@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 from entente.decoding.codec import Codec
 from entente.game.board import Board
 from entente.game.prompts import PromptSettings, board_text, power_text
 from entente.game.recorded import as_recorded
-from entente.play.orders_request import read_question, read_request
+from entente.live_games.orders_request import read_question, read_request
 from entente.players.policy import Tokens
 from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineError, EngineLostError
 from tests.instant_engine import UniformEngine
-from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")

@@ -6,8 +6,8 @@ from typing import Any
 
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
-from entente.play.http_server import bind, make_server
-from entente.play.orders_server import Draws, ServedPolicy, orders_app
+from entente.live_games.http_server import bind, make_server
+from entente.live_games.orders_server import Draws, ServedPolicy, orders_app
 from entente.players.policy import Tokens
 from tests.waiting import wait_until
 

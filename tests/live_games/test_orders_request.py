@@ -7,7 +7,7 @@ import pytest
 
 from entente.game.board import Board
 from entente.game.recorded import as_recorded
-from entente.play.orders_request import ApiError, read_question, read_request
+from entente.live_games.orders_request import ApiError, read_question, read_request
 
 GAME = json.loads(as_recorded("start", [], Board.start()))
 STATE = GAME["phases"][0]["state"]

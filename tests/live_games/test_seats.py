@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from entente.game.board import Board
-from entente.play.game import Choice
-from entente.play.seats import SeatedPlayers
+from entente.live_games.game import Choice
+from entente.live_games.seats import SeatedPlayers
 from entente.players.policy import Decider, DecisionRequest
 from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings

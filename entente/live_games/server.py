@@ -23,10 +23,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from entente.game.recorded import as_recorded
-from entente.play.game import PlayedGame, StaleError
-from entente.play.game_file import saved
-from entente.play.http_server import CheckedHeaders, foreign_header, headers_of, is_too_long
-from entente.play.page import as_data, page_html
+from entente.live_games.game import PlayedGame, StaleError
+from entente.live_games.game_file import saved
+from entente.live_games.http_server import CheckedHeaders, foreign_header, headers_of, is_too_long
+from entente.live_games.page import as_data, page_html
 from entente.telemetry.errors import EntenteError, InputError
 
 _LARGEST_BODY = 1 << 14

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from entente.play.game import PlayedGame
-from entente.play.http_server import make_server, serve
-from entente.play.server import play_app
+from entente.live_games.game import PlayedGame
+from entente.live_games.http_server import make_server, serve
+from entente.live_games.server import play_app
 
 ADDRESS, KEY = "127.0.0.1:8765", "the-key"
 
