@@ -9,7 +9,7 @@ from typing import Any
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens

@@ -10,7 +10,7 @@ from statistics import median
 
 from benchmarks.outcome import Outcome, Target, cpu_seconds, median_ms
 from entente.game.board import Board, BoardPath
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.telemetry.errors import EngineError, InputError
 
 Notes = list[dict[str, list[str]]]

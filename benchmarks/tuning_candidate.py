@@ -30,7 +30,7 @@ from entente.telemetry.machine import apply_threads
 from state_cache.sampling import sample_start_positions
 from storage.adapters import published_versions, read_adapter
 from storage.runs import RunPaths
-from tasks.rollout_side import cache_of
+from tasks.rollout_worker import cache_of
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Run:
         Raises:
             InputError: the query is not a single SELECT, or DuckDB reports an error.
         """
-        from storage.asking import ready_query, relation
+        from storage.run_sql import ready_query, relation
 
         return relation(self._connection, ready_query(question[1:]) if question.startswith("@") else question)
 

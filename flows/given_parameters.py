@@ -14,7 +14,7 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
-from entente.game.players import SEARCHES
+from entente.game.scripted import SEARCHES
 from entente.players.endpoint import read_endpoint
 from entente.players.opponents import is_endpoint
 from entente.settings.run_settings import RunSettings

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import pairwise
 
 from entente.game.board import POWERS, Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.game.snapshot import Snapshot, board_key
 from entente.telemetry.errors import InputError
 from state_cache.sampling import Stratum, stratum_of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from entente.game.board import POWERS, Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.game.snapshot import Snapshot, board_key
 from entente.telemetry.errors import InputError
 from state_cache.build import SNAPSHOTS_PER_GAME

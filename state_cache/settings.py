@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Seed, Settings
 

@@ -1,6 +1,6 @@
 """Makes the views of a run for queries: its rows, tokens, phases, distillation targets, ledgers and metrics.
 
-Token lists stay in the mapped shards until a query reads them. `storage/asking.py` connects and queries.
+Token lists stay in the mapped shards until a query reads them. `storage/run_sql.py` connects and queries.
 """
 
 import json

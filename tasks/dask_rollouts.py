@@ -29,7 +29,7 @@ from entente.telemetry.machine import usable_cores
 from storage.control import read_control
 from storage.runs import RunPaths
 from tasks.rollout_queue import RANGES_AT_ONCE
-from tasks.rollout_side import RolloutSide
+from tasks.rollout_worker import RolloutWorker
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -60,23 +60,23 @@ async def play_here(root: Path, group_range: GroupRange) -> Figures:
     return await play_groups(side.resources, group_range)
 
 
-async def close_side(root: Path) -> None:
+async def close_worker(root: Path) -> None:
     await asyncio.to_thread(_close, root)
 
 
 _lock = threading.Lock()
-_open: dict[Path, RolloutSide] = {}
+_open: dict[Path, RolloutWorker] = {}
 """The open run of this process, by folder; at most one, because each has an engine."""
 
 
-def _side_of(root: Path) -> RolloutSide:
+def _side_of(root: Path) -> RolloutWorker:
     """The open run; replaces one of another run or of earlier settings."""
     with _lock:
         side = _open.get(root)
         if side is None or side.settings.plays != read_control(RunPaths(root)).plays:
             while _open:
                 asyncio.run(_open.popitem()[1].close())
-            side = asyncio.run(RolloutSide.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))
+            side = asyncio.run(RolloutWorker.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))
             _open[root] = side
         return side
 
@@ -179,7 +179,7 @@ async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
         finally:
             if configured and client.status == "running":  # the workers of an existing cluster outlive the run
                 with suppress(Exception):
-                    await client.run(close_side, root, on_error="ignore")
+                    await client.run(close_worker, root, on_error="ignore")
 
 
 def _dask_settings(threads: int) -> dict[str, object]:

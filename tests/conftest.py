@@ -18,7 +18,7 @@ from hypothesis import settings
 import tests.plain_environment  # noqa: F401  # before what reads the environment
 from entente.decoding.codec import Codec
 from entente.game.board import Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.game.snapshot import Snapshot
 from entente.inference.host import EngineHost
 from entente.players.policy import Tokens
@@ -105,7 +105,7 @@ _SERVED = {
     "tests/reports/test_page.py",
     "tests/reports/test_replay.py",
     "tests/tasks/test_dask_rollouts.py",
-    "tests/tasks/test_rollout_side.py",
+    "tests/tasks/test_rollout_worker.py",
 }
 """Files of the fast tier that use a Prefect server, or the run that needs one. One worker process runs them all, and first,
 because server and run take long to make. In the system tier each process has a server: one alone would have most of the work."""

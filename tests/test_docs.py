@@ -23,7 +23,7 @@ from entente.cli.commands import command_line
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.metrics import METRICS
-from storage.asking import ask, connect, ready_query
+from storage.run_sql import ask, connect, ready_query
 from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
 

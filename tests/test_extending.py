@@ -16,7 +16,7 @@ import pytest
 
 from entente.evaluation.contestants import resolve_contestant
 from entente.game.board import Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from storage.arrow_files import COMPONENTS

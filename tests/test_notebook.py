@@ -15,7 +15,7 @@ import entente
 from entente.reports.replay_page import replay_html
 from entente.reports.replayed import read_game
 from entente.telemetry.errors import DataError, EntenteError, InputError
-from storage.asking import connect
+from storage.run_sql import connect
 from storage.runs import MODEL_FOLDER, RunPaths
 from tests.reports.conftest import Page
 from tests.test_project import HEAVY, ROOT

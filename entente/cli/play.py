@@ -82,7 +82,7 @@ def play(
 
 def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
     from entente.evaluation.contestants import resolve_contestants
-    from entente.game.players import SEARCHES
+    from entente.game.scripted import SEARCHES
     from entente.live_games.game import HUMAN
 
     meant, players = resolve_players((who for who in seats.values() if who != HUMAN), "", runs_root)

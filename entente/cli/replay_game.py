@@ -63,7 +63,7 @@ def _list(paths: "RunPaths", last: int) -> None:
     from rich.table import Table
 
     from entente.reports.games import games_of
-    from storage.asking import connect
+    from storage.run_sql import connect
 
     with connect(paths.root) as connection:
         games = games_of(connection)

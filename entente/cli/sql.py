@@ -63,7 +63,7 @@ def sql(
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
     from entente.settings.layers import settings_of
-    from storage.asking import QUERIES, ask, left_out, ready_query, run_interruptible
+    from storage.run_sql import QUERIES, ask, left_out, ready_query, run_interruptible
 
     if query == "@":
         return _show(
@@ -106,7 +106,7 @@ def _form(format: Format | None, output: Path | None) -> Format:
 
 def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = None) -> "tuple[DuckDBPyConnection, RunText]":
     """Connect to a run with its own return blend and discount, so that "return" is the trainer's; also its tokens' text."""
-    from storage.asking import connect
+    from storage.run_sql import connect
 
     text = RunText(settings, run)
     connection = connect(
@@ -187,7 +187,7 @@ def _write_to(answer: pa.Table, form: Format, file: BinaryIO) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    from storage.asking import json_lines
+    from storage.run_sql import json_lines
 
     if form == "parquet":
         pyarrow.parquet.write_table(answer, file)

@@ -16,8 +16,8 @@ from entente.decoding.codec import ORDER_SEPARATOR, Codec
 from entente.decoding.thinking import turn_head
 from entente.game.board import Board
 from entente.game.legal import OrderKind
-from entente.game.players import player
 from entente.game.prompts import ANSWER_CUE, PromptSettings, board_text, power_text, rules_text, worked_examples
+from entente.game.scripted import player
 from entente.telemetry.errors import InputError
 
 _SAMPLES_OF_A_KIND = 4

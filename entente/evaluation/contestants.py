@@ -17,7 +17,7 @@ from entente.decoding.base_identity import weights_hash
 from entente.decoding.model_files import recipe_prompts, resolve_model
 from entente.evaluation.adapter_folders import is_adapter, open_adapter
 from entente.evaluation.settings import PlaySettings
-from entente.game.players import PLAYERS, SEARCHES, check_player, is_player
+from entente.game.scripted import PLAYERS, SEARCHES, check_player, is_player
 from entente.players.endpoint import read_endpoint
 from entente.players.opponents import is_endpoint
 from entente.players.search import check_search

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from entente.game.players import SEARCHES
+from entente.game.scripted import SEARCHES
 from entente.players.endpoint import OutsideSettings
 from entente.players.search_settings import SearchSettings
 from entente.telemetry.setting_marks import Seed, Settings

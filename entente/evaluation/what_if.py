@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from entente.evaluation.intervals import Estimate, estimate
 from entente.game.board import Board
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
-from entente.game.players import player
 from entente.game.scores import Standing
+from entente.game.scripted import player
 from entente.game.snapshot import POWERS
 from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
 from entente.players.seeds import dice

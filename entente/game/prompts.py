@@ -179,7 +179,7 @@ def worked_examples(settings: PromptSettings) -> tuple[tuple[str, str], ...]:
         `settings.examples` pairs: what is asked, without board and cue, and the answer after its cue.
     """
     from entente.game.board import Board  # imported here because it loads the engine
-    from entente.game.players import player
+    from entente.game.scripted import player
 
     wanted = [_KINDS[number % len(_KINDS)] for number in range(settings.examples)]
     found: list[tuple[str, str]] = []

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from entente.decoding.legal_table import END
 from entente.inference.sampling import sample, seed_array
-from entente.inference.torch_model import KeyValueRows, Step, TorchModel
+from entente.inference.torch_model import ForwardPlan, KeyValueRows, TorchModel
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import EngineError
@@ -221,7 +221,7 @@ class Batcher:
     def _forward(self, first: int, starts: list[int], fresh: list[np.ndarray]) -> Tensor:
         self.steps += 1
         lengths = np.fromiter((len(tokens) for tokens in fresh), np.int64, len(fresh))
-        step = Step(self._rows, first, np.array(starts, np.int64), lengths, self._model.device)
+        step = ForwardPlan(self._rows, first, np.array(starts, np.int64), lengths, self._model.device)
         return self._model.forward(np.concatenate(fresh), step)
 
     def _draw(self, batch: list[PartialCompletion], states: Tensor) -> None:

@@ -61,7 +61,7 @@ class KeyValueRows:
         self.values[:, :, torch.tensor(targets, device=self._device), :, :columns] = taken
 
 
-class Step:
+class ForwardPlan:
     """Rows and columns of the packed tokens of one forward pass; the rows are [first, first + len(lengths))."""
 
     def __init__(self, store: KeyValueRows, first: int, starts: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
@@ -130,7 +130,7 @@ class Step:
 def _attend_rows(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    step: Step = options["step"]
+    step: ForwardPlan = options["step"]
     window = options.get("sliding_window")
     attended = step.attend(module.layer_idx, query[0], key[0], value[0], options["scaling"], window)  # type: ignore[arg-type]
     return attended[None], None
@@ -199,7 +199,7 @@ class TorchModel:
         """Use the adapter `name` from now on; an unknown name means the base model alone."""
         self._active.name = name
 
-    def forward(self, token_ids: np.ndarray, step: Step) -> Tensor:
+    def forward(self, token_ids: np.ndarray, step: ForwardPlan) -> Tensor:
         """Compute packed int32 `token_ids`, store their keys and values; returns each row's last state [rows, hidden]."""
         packed = torch.from_numpy(token_ids).to(self.device)[None]
         states = self._model.model(

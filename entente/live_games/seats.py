@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.live_games.game import Choice
 from entente.players.policy import DecisionRequest, PolicyPlayer, orders_of
 from entente.players.search import SearchDecider

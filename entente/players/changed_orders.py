@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from entente.game.legal import LegalOrders, OrderKind
-from entente.game.players import player
+from entente.game.scripted import player
 
 ADJUSTMENTS = 40
 """Draws of builds or disbands, which depend on one another; there are few."""

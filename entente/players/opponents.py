@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from entente.game.players import SEARCHES
+from entente.game.scripted import SEARCHES
 from entente.players.seeds import dice
 
 POLICY = "policy"

@@ -8,8 +8,8 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from entente.game.board import POWERS, Board
-from entente.game.players import Player, looks_back, player
 from entente.game.scores import Standing, compute_standing, horizon_reached
+from entente.game.scripted import Player, looks_back, player
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
 

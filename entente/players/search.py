@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from entente.game.board import Board
-from entente.game.players import check_player, player
+from entente.game.scripted import check_player, player
 from entente.game.snapshot import Snapshot
 from entente.players.changed_orders import changed_orders
 from entente.players.playouts import Playouts

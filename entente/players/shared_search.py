@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from entente.game.board import Board
-from entente.game.players import SEARCHES
+from entente.game.scripted import SEARCHES
 from entente.inference.engine import Engine
 from entente.players.opponents import seat_name, version_of
 from entente.players.policy import DecisionRequest, PolicyPlayer, Tokens

@@ -14,7 +14,7 @@ from entente.evaluation.match_table import MEASURES, MatchTable
 from entente.evaluation.score_files import ScoreRecord, read_score
 from entente.evaluation.settings import Measure
 from entente.evaluation.strength import POLICY
-from entente.game.players import SEARCHES
+from entente.game.scripted import SEARCHES
 from entente.records.policy_version import BASE_VERSION
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError

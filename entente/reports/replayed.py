@@ -24,7 +24,7 @@ from entente.reports.order_odds import odds_of_orders
 from entente.telemetry.errors import InputError
 from storage import played_games
 from storage.arrow_files import COMPONENTS
-from storage.asking import connect
+from storage.run_sql import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import open_phases, open_shard

@@ -16,10 +16,10 @@ from entente.evaluation.score_files import ScoreRecord, TrackPoint, read_scores,
 from entente.reports.read_run import Run, read_run
 from entente.reports.return_curve import CurvePoint, return_curve
 from entente.telemetry.errors import DataError, InputError
-from storage.asking import connect
 from storage.files import entries_in
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, read_ledger
+from storage.run_sql import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 

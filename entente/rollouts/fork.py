@@ -15,8 +15,8 @@ import numpy as np
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
-from entente.game.players import player
 from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached
+from entente.game.scripted import player
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from entente.game.players import SEARCHES
+from entente.game.scripted import SEARCHES
 from entente.players.opponents import LEAGUE, OpponentTable, is_endpoint, read_table, version_of
 from entente.records.policy_version import BASE_VERSION
 from entente.telemetry.setting_marks import Settings

@@ -1,6 +1,6 @@
 """Checks across packages: an error names contradicting settings, their values and a cure."""
 
-from entente.game.players import check_player
+from entente.game.scripted import check_player
 from entente.inference.engine_cards import engine_family
 from entente.players.endpoint import read_endpoint
 from entente.rollouts.league import slots_for

@@ -14,7 +14,7 @@ import pytest
 
 from entente.cli import main
 from entente.settings.run_settings import RunSettings
-from storage.asking import THREAD
+from storage.run_sql import THREAD
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.command import cells

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from entente.game.board import POWERS, Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.players.seeds import dice
 from storage.played_games import HUMAN, SavedGame, SavedTurn
 from storage.runs import RunPaths

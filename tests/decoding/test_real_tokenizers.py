@@ -15,8 +15,8 @@ from entente.decoding.codec import Codec
 from entente.decoding.legal_table import END
 from entente.game.board import Board
 from entente.game.legal import LegalOrders, OrderKind
-from entente.game.players import player
 from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
+from entente.game.scripted import player
 from entente.players.policy import Tokens
 from tests.chat_models import MISTRAL
 

@@ -14,7 +14,7 @@ from entente.evaluation.match_table import conclusions, match_table
 from entente.evaluation.matches import GameResult, plan_match, play_match
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.players.policy import PolicyPlayer
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice

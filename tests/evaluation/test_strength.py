@@ -11,7 +11,7 @@ from entente.evaluation.score_files import ScoreRecord, read_score, read_scores,
 from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.evaluation.strength import POLICY, measure_strength
 from entente.game.board import Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.seeds import dice
 from entente.telemetry.errors import DataError, EngineError, InputError

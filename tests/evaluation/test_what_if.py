@@ -8,8 +8,8 @@ import pytest
 
 from entente.evaluation.what_if import Continuation, RecordedPosition, WhatIf, asked_power, other_orders, play_pairs
 from entente.game.board import POWERS, Board
-from entente.game.players import player
 from entente.game.scores import horizon_reached
+from entente.game.scripted import player
 from entente.players.policy import DecisionRequest
 from entente.players.seeds import dice
 from entente.telemetry.errors import InputError

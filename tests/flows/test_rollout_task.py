@@ -13,8 +13,8 @@ import pytest
 from entente.rollouts.figures import add_up
 from entente.rollouts.groups import GroupRange
 from entente.rollouts.settings import RolloutSettings
-from storage.asking import connect
 from storage.index import open_index
+from storage.run_sql import connect
 from storage.shards import LOCAL_PRODUCER, open_shard, shard_path
 from tasks.resources import Resources
 from tasks.train_policy import roll_out_groups, roll_out_probe

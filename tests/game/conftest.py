@@ -7,7 +7,7 @@ import pytest
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders, OrderKind
-from entente.game.players import PLAYERS, Player, mover
+from entente.game.scripted import PLAYERS, Player, mover
 
 Turn = tuple[Board, dict[str, LegalOrders], dict[str, list[str]]]
 SelfPlay = Callable[..., Iterator[Turn]]

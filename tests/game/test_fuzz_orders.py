@@ -11,7 +11,7 @@ from entente.game.adjudicator import Adjudicator, freeze
 from entente.game.board import POWERS, Board, BoardPath
 from entente.game.legal import WAIVE
 from entente.game.plain import PlainGame
-from entente.game.players import uniform
+from entente.game.scripted import uniform
 from entente.telemetry.errors import InputError
 
 CRASHERS = [

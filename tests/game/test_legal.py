@@ -147,7 +147,7 @@ _DIGEST = """
 import random
 from hashlib import sha256
 from entente.game.board import Board
-from entente.game.players import mover
+from entente.game.scripted import mover
 from entente.game.prompts import board_text, power_text
 digest, rng, board = sha256(), random.Random(5), Board.start()
 for _ in range(25):

@@ -14,11 +14,11 @@ from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import POWERS, Board
 from entente.game.legal import OrderKind
-from entente.game.players import player
 from entente.game.positions import board_of, board_of_state, contested_in
 from entente.game.prompts import OwnLine, PromptSettings, board_text, power_text, rules_text
 from entente.game.read_prompt import read_prompt
 from entente.game.recorded import as_recorded, board_of_game
+from entente.game.scripted import player
 from entente.telemetry.errors import InputError
 
 

@@ -10,9 +10,9 @@ from diplomacy import Map
 
 from entente.game.board import Board
 from entente.game.geography import geography
-from entente.game.players import player
 from entente.game.render import UNITS_ACROSS, draw_board, frame_around, order_locations
 from entente.game.rules import MAP
+from entente.game.scripted import player
 from entente.game.sketch_map import CLOSED, COASTS, HEIGHT, LAND, SEA, WIDTH, cells, place
 
 SVG = "{http://www.w3.org/2000/svg}"

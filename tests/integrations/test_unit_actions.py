@@ -6,7 +6,7 @@ import pytest
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders, OrderKind
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.integrations.unit_actions import PASS, UnitChoices, action_of, action_texts
 
 CENTRES, UNITS = ("BRE", "MAR", "PAR"), ("A PAR", "A RUH", "F BRE")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.game.snapshot import POWERS
 from entente.live_games.game import HUMAN, Choice, PlayedGame
 from entente.players.policy import DecisionRequest

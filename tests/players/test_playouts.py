@@ -6,7 +6,7 @@ import random
 import pytest
 
 from entente.game.board import POWERS, Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.players.playouts import Playouts, seats_of, value_of
 from entente.players.policy import DecisionRequest
 from entente.players.search_settings import SearchSettings

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from entente.game.board import Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.players.changed_orders import changed_orders
 from entente.players.playouts import Playouts
 from entente.players.policy import DecisionRequest, PolicyPlayer

@@ -16,8 +16,8 @@ from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import read_facts
-from storage.asking import connect, ready_query
 from storage.files import held
+from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
 from tests.damage import flip
 from tests.reports.conftest import Page, metric_lines

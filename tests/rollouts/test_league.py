@@ -19,7 +19,7 @@ from entente.telemetry.errors import InputError
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.adapters import ADAPTER_FILES, publish_adapter
-from storage.asking import connect
+from storage.run_sql import connect
 from storage.runs import RunPaths
 from tasks.train_policy import roll_out_groups
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from entente.game.board import Board
-from entente.game.players import PLAYERS
+from entente.game.scripted import PLAYERS
 from entente.game.snapshot import board_key
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from entente.game.board import Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.game.snapshot import Snapshot, board_key, position_id
 from entente.telemetry.errors import InputError
 from state_cache.build import SNAPSHOTS_PER_GAME

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from entente.telemetry.errors import DataError
-from storage.asking import connect
 from storage.gather import MappedShards, ShardDamaged, gather
 from storage.index import Index, open_index
 from storage.ledger import read_ledger, write_ledger
+from storage.run_sql import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import open_shard, publish_shard

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entente.game.board import POWERS, Board
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.telemetry.errors import InputError
 from storage.played_games import SavedGame, SavedProposal, SavedTurn, play_again, read_game
 from storage.runs import GAMES_FOLDER

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from entente.cli.clean import clean
-from storage.asking import connect
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
 from storage.retention import ASIDE_HOURS, RetentionSettings, RunAge, newest_versions, removable_shards, retire, size_of
+from storage.run_sql import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import publish_shard

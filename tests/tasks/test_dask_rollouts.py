@@ -15,8 +15,8 @@ from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
 from storage.shards import LOCAL_PRODUCER, shard_path
-from tasks import dask_rollouts, rollout_side
-from tasks.dask_rollouts import check_scheduler, close_side, play_here
+from tasks import dask_rollouts, rollout_worker
+from tasks.dask_rollouts import check_scheduler, close_worker, play_here
 
 FIRST = 100
 
@@ -30,10 +30,10 @@ def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[lis
         engines.append(uniform_engine())
         return engines[-1]
 
-    monkeypatch.setattr(rollout_side, "make_engine", make)
+    monkeypatch.setattr(rollout_worker, "make_engine", make)
     yield engines
     for root in list(dask_rollouts._open):
-        asyncio.run(close_side(root))
+        asyncio.run(close_worker(root))
 
 
 def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: Any, opened: list[Any]):

@@ -12,7 +12,7 @@ import pytest
 from entente.telemetry.cards import VARIABLE, visible_cards
 from entente.telemetry.devices import GpuSampler, append_line, read_device
 from entente.telemetry.metrics import check
-from storage.asking import ask, connect
+from storage.run_sql import ask, connect
 from storage.runs import RunPaths
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 from tests.waiting import wait_until

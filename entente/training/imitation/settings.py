@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from entente.game.players import SEARCHES, player
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
+from entente.game.scripted import SEARCHES, player
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Seed, Settings
 from entente.training.settings import TrainingSettings

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from entente.game.board import POWERS, Board
-from entente.game.players import SEARCHES, player
 from entente.game.recorded import RefusedGameError, replay_recorded
+from entente.game.scripted import SEARCHES, player
 from entente.records.rows import PlayedPhase
 from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.process_pool import ProcessPool

@@ -8,7 +8,7 @@ import pytest
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
-from entente.game.players import player
+from entente.game.scripted import player
 from entente.training.imitation import teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games

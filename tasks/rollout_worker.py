@@ -26,7 +26,7 @@ from storage.control import Control, program_differences, read_control
 from storage.runs import CACHE_FOLDER, RunPaths, hashes_file
 
 
-class RolloutSide:
+class RolloutWorker:
     """The rollouts of one run in this worker process; create it with `open`."""
 
     def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:

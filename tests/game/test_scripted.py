@@ -12,7 +12,7 @@ from entente.game.board import POWERS, Board
 from entente.game.dumbbot import _Position
 from entente.game.geography import geography, province
 from entente.game.legal import LegalOrders, OrderKind
-from entente.game.players import PLAYERS, player
+from entente.game.scripted import PLAYERS, player
 from entente.telemetry.errors import InputError
 
 

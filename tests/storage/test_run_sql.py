@@ -14,10 +14,10 @@ import pytest
 
 from entente.decoding.open_set import open_set
 from entente.telemetry.errors import InputError
-from storage.asking import QUERIES, THREAD, Form, ask, connect, json_lines, ready_query, run_interruptible
 from storage.distil_targets import distil_target_path, publish_distil_targets
 from storage.index import Index
 from storage.ledger import write_ledger
+from storage.run_sql import QUERIES, THREAD, Form, ask, connect, json_lines, ready_query, run_interruptible
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_distil_target, make_phase

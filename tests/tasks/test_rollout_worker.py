@@ -11,24 +11,24 @@ from entente.rollouts.groups import play_missing
 from entente.rollouts.teach import visited_positions
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, InputError
-from storage.asking import connect
 from storage.control import read_control
+from storage.run_sql import connect
 from storage.runs import RunPaths
-from tasks import rollout_side
-from tasks.rollout_side import RolloutSide
+from tasks import rollout_worker
+from tasks.rollout_worker import RolloutWorker
 
 
 @pytest.fixture(autouse=True)
 def no_model(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> None:
     """Everything is real but the drawing."""
-    monkeypatch.setattr(rollout_side, "make_engine", lambda settings, model: uniform_engine())
+    monkeypatch.setattr(rollout_worker, "make_engine", lambda settings, model: uniform_engine())
 
 
 def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, serve):
     paths, desk = run()
 
     async def play() -> None:
-        side = await RolloutSide.open(paths.root)
+        side = await RolloutWorker.open(paths.root)
         try:
             for group, version in enumerate((0, 1, 2)):
                 serve(paths, desk, version)
@@ -65,7 +65,7 @@ def test_what_cannot_be_played_for_is_one_sentence(run, spoil: Callable[[RunPath
     paths, _ = run()
     spoil(paths)
     with pytest.raises(kind, match=said) as caught:
-        asyncio.run(RolloutSide.open(paths.root))
+        asyncio.run(RolloutWorker.open(paths.root))
     assert "\n" not in str(caught.value)
 
 
