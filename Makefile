@@ -7,7 +7,7 @@ BIN := .venv/bin
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-pure test-system test-slow break-rules check clean
+.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-pure test-system test-slow test-mutations check clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,8 +40,8 @@ test-system: setup-dev ## Run the tests of many processes: kills, servers, brows
 test-slow: setup-dev ## Run the tests that take hours
 	$(BIN)/pytest -q -m slow $(ARGS)
 
-break-rules: setup-dev ## Break one rule of the code at a time, and show that a test goes red each time
-	$(BIN)/python -m tests.breakages.break_rules --jobs 2 $(ARGS)
+test-mutations: setup-dev ## Break one rule of the code at a time, and show that a test goes red each time
+	$(BIN)/python -m tests.mutations.mutate --jobs 2 $(ARGS)
 
 check: setup-dev ## Lint, format, types, and the floors that imports must keep
 	$(BIN)/ruff check .

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.breakages.break_rules import ROOT, copy_tree
+from tests.mutations.mutate import ROOT, copy_tree
 
 _NOWHERE = "http://127.0.0.1:9"
 """Nobody listens there."""

@@ -1,18 +1,18 @@
-"""The core rules are guarded: each breakage of the table makes the tests that it names go red (`make break-rules`)."""
+"""The core rules are guarded: each mutation of the table makes the tests that it names go red (`make test-mutations`)."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.breakages.break_rules import ROOT, TABLE, TableError, broken_text, main, read_table
+from tests.mutations.mutate import ROOT, TABLE, TableError, broken_text, main, read_table
 
 
-@pytest.mark.parametrize("breakage", read_table(ROOT), ids=lambda each: each.name)
-def test_each_breakage_can_be_made_once_and_names_tests_that_are_there(breakage):
-    broken_text(ROOT, breakage)
-    assert breakage.tests
-    for test in breakage.tests:
+@pytest.mark.parametrize("mutation", read_table(ROOT), ids=lambda each: each.name)
+def test_each_breakage_can_be_made_once_and_names_tests_that_are_there(mutation):
+    broken_text(ROOT, mutation)
+    assert mutation.tests
+    for test in mutation.tests:
         file, _, name = test.partition("::")
         assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text(), test
 
