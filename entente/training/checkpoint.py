@@ -29,8 +29,8 @@ from entente.training.policy import Policy
 from storage.files import publish_directory, remove_folder
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ledger import STEP_NAME
-from storage.outcome import Outcome
 from storage.runs import CHECKPOINT_MANIFEST, RunPaths, checkpoint_steps
+from storage.update_log import UpdateLog
 
 _FORMAT = 3
 _TENSORS = "trainer.safetensors"
@@ -48,8 +48,8 @@ class Checkpoint:
     """Consecutive updates skipped so far because they were not finite."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the step. If the run was killed before it logged them, the resumed run logs them."""
-    outcome: Outcome | None = None
-    """Outcome of the step, for replays; None in checkpoints of early releases."""
+    update_log: UpdateLog | None = None
+    """UpdateLog of the step, for replays; None in checkpoints of early releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,9 @@ from storage.distil_targets import recorded_distil_targets
 from storage.files import names_in
 from storage.index import open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
-from storage.outcome import Outcome, UpdateOutcome, read_outcome
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
+from storage.update_log import LoggedUpdate, UpdateLog, read_update_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Replay:
     start: int
     """Step of the checkpoint from which the replay started; 0: the first weights."""
     tolerance: Tolerance
-    recorded: Outcome
-    replayed: Outcome | None
+    recorded: UpdateLog
+    replayed: UpdateLog | None
     """None if an earlier step differed, so that the step was not repeated."""
     difference: Difference | None
     torch: str = torch.__version__
@@ -94,12 +94,12 @@ class _Replayer:
         self._training, self._storage = training, storage
         self._policy = Policy(model, training)
 
-    def run(self, step: int, recorded: Outcome, tolerance: Tolerance) -> Replay:
+    def run(self, step: int, recorded: UpdateLog, tolerance: Tolerance) -> Replay:
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
-        outcomes = (read_outcome(self._paths, number) for number in steps)
-        if any(outcome.processes > 1 for outcome in outcomes if outcome):
+        outcomes = (read_update_log(self._paths, number) for number in steps)
+        if any(update_log.processes > 1 for update_log in outcomes if update_log):
             tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
@@ -109,7 +109,7 @@ class _Replayer:
             start=start,
             tolerance=tolerance,
             recorded=recorded,
-            replayed=read_outcome(self._scratch, step),
+            replayed=read_update_log(self._scratch, step),
             difference=returns_difference or difference,
         )
 
@@ -161,7 +161,7 @@ class _Replayer:
 
     def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
         """Compare one step; with EXACT also its adapter hash with the recorded and the published one, where these still exist."""
-        recorded, again = read_outcome(self._paths, step), read_outcome(self._scratch, step)
+        recorded, again = read_update_log(self._paths, step), read_update_log(self._scratch, step)
         if recorded is None or again is None:
             return None
         if len(recorded.updates) != len(again.updates):
@@ -205,7 +205,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
         torch.set_num_threads(before)
 
 
-def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> Outcome:
+def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> UpdateLog:
     """Raises InputError if the step does not exist, is not done yet, or was trained with other settings."""
     steps, name = recorded_steps(paths), paths.root.name
     if step not in steps:
@@ -213,9 +213,9 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
             raise InputError(f"the ledger of step {step} is missing from '{paths.ledger}': restore it from a copy")
         there = f"has steps 1 to {steps[-1]}" if steps else "has none yet"
         raise InputError(f"step {step} does not exist: run '{name}' {there}")
-    recorded = read_outcome(paths, step)
+    recorded = read_update_log(paths, step)
     if recorded is None:
-        why = "is not done yet: try again later" if step == steps[-1] else "has no outcome file to compare with"
+        why = "is not done yet: try again later" if step == steps[-1] else "has no update_log file to compare with"
         raise InputError(f"step {step} of run '{name}' {why}")
     rows = read_ledger(paths, step)
     if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):
@@ -227,7 +227,7 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
 
 
 def _update_differs(
-    step: int, number: int, recorded: UpdateOutcome, again: UpdateOutcome, tolerance: Tolerance, cut_alike: bool
+    step: int, number: int, recorded: LoggedUpdate, again: LoggedUpdate, tolerance: Tolerance, cut_alike: bool
 ) -> Difference | None:
     """The first difference of an update, in the order of computation. `cut_alike`: the same number of processes computed both,
     so the micro-batches are the same."""

@@ -38,10 +38,10 @@ from storage.files import set_aside
 from storage.gather import Batch, ShardDamaged
 from storage.index import Index
 from storage.ledger import Eligible, count_start_groups, ledgers_to_copy, read_ledger, recorded_steps, write_ledger
-from storage.outcome import Outcome, UpdateOutcome, write_outcome
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
+from storage.update_log import LoggedUpdate, UpdateLog, write_update_log
 
 logger = logging.getLogger("entente.trainer")
 
@@ -253,13 +253,13 @@ class Trainer:
         except DataError as error:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 
-    def _save(self, step: int, metrics: dict[str, float], outcome: Outcome) -> PolicyVersion:
+    def _save(self, step: int, metrics: dict[str, float], update_log: UpdateLog) -> PolicyVersion:
         state = Checkpoint(
             step=step,
             settings_hash=self._settings_hash,
             skipped_in_a_row=self._updater.skipped_in_a_row,
             metrics=metrics,
-            outcome=outcome,
+            update_log=update_log,
         )
         ledgers = ledgers_to_copy(self._paths, step, self._storage)
         save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, KEEP_CHECKPOINTS, ledgers)
@@ -267,16 +267,14 @@ class Trainer:
 
     def _publish(self, state: Checkpoint) -> PolicyVersion:
         published = publish_adapter(self._paths, state.step, self._paths.checkpoint(state.step))
-        if state.outcome is not None:
-            outcome = replace(state.outcome, adapter_hash=published.adapter_hash)
-            write_outcome(self._paths, state.step, outcome)
+        if state.update_log is not None:
+            update_log = replace(state.update_log, adapter_hash=published.adapter_hash)
+            write_update_log(self._paths, state.step, update_log)
         return published
 
-    def _outcome(self, updates: Sequence[StepFigures]) -> Outcome:
-        recorded = [
-            UpdateOutcome(loss=each.loss, gradient_norm=each.gradient_norm, micro_batches=each.losses) for each in updates
-        ]
-        return Outcome(
+    def _outcome(self, updates: Sequence[StepFigures]) -> UpdateLog:
+        recorded = [LoggedUpdate(loss=each.loss, gradient_norm=each.gradient_norm, micro_batches=each.losses) for each in updates]
+        return UpdateLog(
             updates=recorded,
             device=self._policy.device.type,
             threads=torch.get_num_threads(),

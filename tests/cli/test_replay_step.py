@@ -9,7 +9,7 @@ import pytest
 from entente.cli import main
 from storage.adapters import read_adapter
 from storage.files import held
-from storage.outcome import outcome_path
+from storage.update_log import update_log_path
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_first_step_is_replayed_from_the_first_weights(replay, capsys):
 
 
 def test_a_difference_is_one_sentence_and_exit_code_1(copied, replay, capsys):
-    outcome = outcome_path(copied, 2)
+    outcome = update_log_path(copied, 2)
     stored = json.loads(outcome.read_bytes())
     stored["updates"][-1]["micro_batches"][0] += 1e-6
     outcome.write_text(json.dumps(stored))

@@ -9,9 +9,9 @@ import pytest
 from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps, write_ledger
-from storage.outcome import Outcome, outcome_path, read_outcome, write_outcome
 from storage.retention import retention_facts
 from storage.runs import RunPaths
+from storage.update_log import Outcome, read_update_log, update_log_path, write_update_log
 from tests.damage import flip
 
 
@@ -73,8 +73,8 @@ def test_a_ledger_or_an_outcome_under_another_name_is_refused(paths: RunPaths, c
         with pytest.raises(DataError, match=r"step-000041.arrow records step 40, which"):
             read()
     outcome = Outcome(updates=[], device="cpu", threads=1, torch="2")
-    write_outcome(paths, 40, outcome)
-    assert read_outcome(paths, 40) == outcome
-    shutil.copyfile(outcome_path(paths, 40), outcome_path(paths, 41))
+    write_update_log(paths, 40, outcome)
+    assert read_update_log(paths, 40) == outcome
+    shutil.copyfile(update_log_path(paths, 40), update_log_path(paths, 41))
     with pytest.raises(DataError, match="is the outcome of step 40: it"):
-        read_outcome(paths, 41)
+        read_update_log(paths, 41)

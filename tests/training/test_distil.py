@@ -21,9 +21,9 @@ from storage.distil_store import DistilBatch, DistilQuery, DistilStore, distil_t
 from storage.distil_targets import recorded_distil_targets
 from storage.index import open_index
 from storage.ledger import read_ledger
-from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from storage.update_log import read_update_log
 from tests.training import taught_run
 from tests.training.loss_oracle import masked
 
@@ -189,7 +189,7 @@ def test_a_step_on_distil_targets_is_replayed_bitwise(paths, model):
         trainer.step(step, 1, QUERY)
     shutil.rmtree(paths.checkpoint(1))
     found = replay_step(paths, 2, model, SETTINGS, StorageSettings(max_policy_lag=9))
-    assert found.difference is None and found.replayed == read_outcome(paths, 2)
+    assert found.difference is None and found.replayed == read_update_log(paths, 2)
     assert found.replayed is not None and found.replayed.updates
 
 

@@ -25,9 +25,9 @@ from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.gather import Batch
 from storage.ledger import ledger_path
-from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from storage.update_log import read_update_log
 from tests.training.parallel_worker import SHAPE, two_updates
 from tests.waiting import wait_until
 
@@ -192,7 +192,7 @@ def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_rep
     repeating = alone(paths)
     assert repeating.resume_point().step_done == 1
     repeated = repeating.step(2, 2).published.folder
-    recorded = [read_outcome(paths, step) for step in (1, 2)]
+    recorded = [read_update_log(paths, step) for step in (1, 2)]
     assert [outcome and outcome.processes for outcome in recorded] == [2, 1]
     for name, weight in weights_of(expected[1]).items():
         # A weight moves by up to 1e-2 a step, and Adam magnifies the last bits of a gradient near zero.
@@ -222,7 +222,7 @@ def test_torchrun_elsewhere_shares_the_updates_and_ends_with_the_trainer(
         paths = run_with_rows(exact_engine(), groups=4, forks=4)
         with trainer(paths, model) as together:
             together.step(1, 2)
-        outcome = read_outcome(paths, 1)
+        outcome = read_update_log(paths, 1)
         assert outcome is not None and outcome.processes == 2
         agent.wait(timeout=60)
     finally:

@@ -19,9 +19,9 @@ from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
-from storage.outcome import Outcome, outcome_path, read_outcome
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
+from storage.update_log import UpdateLog, read_update_log, update_log_path
 from tests.damage import flip
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=150, device="cpu")
@@ -60,14 +60,14 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
 
 
-def alter(paths: RunPaths, step: int, change: Callable[[dict], object]) -> Outcome:
-    """Write another outcome of a step over its own; what is then recorded."""
-    recorded = read_outcome(paths, step)
+def alter(paths: RunPaths, step: int, change: Callable[[dict], object]) -> UpdateLog:
+    """Write another update_log of a step over its own; what is then recorded."""
+    recorded = read_update_log(paths, step)
     assert recorded is not None
     stored = {"step": step, **asdict(recorded)}
     change(stored)
-    outcome_path(paths, step).write_text(json.dumps(stored))
-    return read_outcome(paths, step) or recorded
+    update_log_path(paths, step).write_text(json.dumps(stored))
+    return read_update_log(paths, step) or recorded
 
 
 def nudge(paths: RunPaths, version: int, by: float) -> None:
@@ -100,7 +100,7 @@ def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, aga
 
 
 def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
-    recorded = read_outcome(made[0], 1)
+    recorded = read_update_log(made[0], 1)
     assert recorded is not None and max(len(update.micro_batches) for update in recorded.updates) > 1
     assert all(update.loss == pytest.approx(sum(update.micro_batches)) for update in recorded.updates)
 
@@ -210,8 +210,8 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
         pytest.param(
             2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is missing from '{root}/ledger'", id="ledger"
         ),
-        pytest.param(3, lambda p: outcome_path(p, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
-        pytest.param(2, lambda p: outcome_path(p, 2).unlink(), "step 2 of run 'copy' has no outcome", id="outcome"),
+        pytest.param(3, lambda p: update_log_path(p, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
+        pytest.param(2, lambda p: update_log_path(p, 2).unlink(), "step 2 of run 'copy' has no update_log", id="update_log"),
         pytest.param(
             1,
             lambda p: (p.shards / "local" / "000000.arrow").unlink(),
@@ -243,6 +243,6 @@ def test_a_damaged_shard_is_named_where_it_lies(paths, again):
 
 
 def test_an_outcome_that_was_altered_beyond_reading_is_an_error(paths, again):
-    outcome_path(paths, 1).write_text("{}")
-    with pytest.raises(DataError, match="is not the outcome of a step"):
+    update_log_path(paths, 1).write_text("{}")
+    with pytest.raises(DataError, match="is not the update_log of a step"):
         again(paths, 1)

@@ -191,7 +191,7 @@ def undisturbed(played: RunPaths, model: Path, tmp_path_factory: pytest.TempPath
         ("before", "save_checkpoint"),
         ("after", "save_checkpoint"),
         ("after", "publish_adapter"),
-        ("after", "write_outcome"),
+        ("after", "write_update_log"),
     ],
 )
 def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had_happened(

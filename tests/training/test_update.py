@@ -17,9 +17,9 @@ from entente.training.update import Updater, share_rows
 from storage.adapters import read_adapter
 from storage.gather import Batch
 from storage.index import open_index
-from storage.outcome import read_outcome
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from storage.update_log import read_update_log
 from tests.training import batches
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
@@ -90,7 +90,7 @@ def test_what_moves_from_step_to_step_is_resumed_bitwise(played, model, tmp_path
 def test_a_step_with_moving_state_is_replayed_bitwise(paths, model):
     trained(paths, model, MOVING, range(1, 4))
     found = replay_step(paths, 3, model, MOVING, StorageSettings(max_policy_lag=9))
-    assert found.difference is None and found.replayed == read_outcome(paths, 3)
+    assert found.difference is None and found.replayed == read_update_log(paths, 3)
 
 
 def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, model, monkeypatch):

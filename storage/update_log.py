@@ -1,4 +1,4 @@
-"""The outcome of a step: the losses and gradient norms that a replay of the step must reproduce.
+"""The update_log of a step: the losses and gradient norms that a replay of the step must reproduce.
 
 `ledger/step-000137.json` is written once, beside the step's ledger, after the step's checkpoint, and outlives checkpoint and
 adapter. It has the loss of every micro-batch, so that a replay can locate a difference. Training does not need it.
@@ -17,7 +17,7 @@ from storage.runs import RunPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateOutcome:
+class LoggedUpdate:
     loss: float
     """Sum over its micro-batches."""
     gradient_norm: float
@@ -27,10 +27,10 @@ class UpdateOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class UpdateLog:
     """What a step computed, and with which software."""
 
-    updates: Sequence[UpdateOutcome]
+    updates: Sequence[LoggedUpdate]
     """In order; empty if the step had nothing to train on."""
     device: str
     """cpu or cuda."""
@@ -57,28 +57,28 @@ class Outcome:
         return [list(update.micro_batches) for update in self.updates]
 
 
-def outcome_path(paths: RunPaths, step: int) -> Path:
+def update_log_path(paths: RunPaths, step: int) -> Path:
     return ledger_path(paths, step).with_suffix(".json")
 
 
-def write_outcome(paths: RunPaths, step: int, outcome: Outcome) -> None:
-    path = outcome_path(paths, step)
+def write_update_log(paths: RunPaths, step: int, update_log: UpdateLog) -> None:
+    path = update_log_path(paths, step)
     if not path.exists():
-        record = {"step": step, **asdict(outcome)}
+        record = {"step": step, **asdict(update_log)}
         publish_once(path, lambda aside: aside.write_text(json.dumps(record, indent=1)))
 
 
-def read_outcome(paths: RunPaths, step: int) -> Outcome | None:
-    """The outcome of `step`, if recorded; raises DataError if the file is damaged or belongs to another step."""
-    path = outcome_path(paths, step)
+def read_update_log(paths: RunPaths, step: int) -> UpdateLog | None:
+    """The update_log of `step`, if recorded; raises DataError if the file is damaged or belongs to another step."""
+    path = update_log_path(paths, step)
     try:
         stored = read_object(path)
         number = stored.pop("step")
-        outcome = Outcome(**{**stored, "updates": [UpdateOutcome(**update) for update in stored["updates"]]})
+        update_log = UpdateLog(**{**stored, "updates": [LoggedUpdate(**update) for update in stored["updates"]]})
     except FileNotFoundError:
         return None
     except (DataError, TypeError, KeyError) as error:
-        raise DataError(f"'{path}' is not the outcome of a step ({error}): restore it from a copy") from error
+        raise DataError(f"'{path}' is not the update_log of a step ({error}): restore it from a copy") from error
     if number != step:
-        raise DataError(f"'{path}' is the outcome of step {number}: it is a copy or was renamed; remove it")
-    return outcome
+        raise DataError(f"'{path}' is the update_log of step {number}: it is a copy or was renamed; remove it")
+    return update_log
