@@ -100,7 +100,7 @@ class Index:
         self._held: dict[str, Shard] = {}
         self._steps: set[int] = set()
         self._left: Counter[str] = Counter()
-        """Advantage groups that left, by their last standing; `expired_with_spread` are part of `expired`."""
+        """Advantage groups that left, by their last eligibility; `expired_with_spread` are part of `expired`."""
         self._keep_rows = keep_rows
         self.rows: dict[str, pa.Table] = {}
         self.newest_versions: dict[str, int] = {}
@@ -119,12 +119,12 @@ class Index:
         self._with(_recorded(0, ROWS_SCHEMA.empty_table()), "CREATE TABLE batches AS FROM given")
         self.connection.execute("CREATE TABLE refused (shard VARCHAR, sentence VARCHAR)")
         self.connection.execute(_GROUPS_VIEW)
-        self._standings, candidates, draw, self._chosen_rows = (
+        self._group_eligibility, candidates, draw, self._chosen_rows = (
             statement.query for statement in self.connection.extract_statements(_SELECT_SQL)
         )
         self._set(max_policy_lag=self._storage.max_policy_lag, max_uses=self._storage.max_uses, seed=self._seed)
         self._set(step=1, policy_version=0)
-        self.connection.execute(self._standings)
+        self.connection.execute(self._group_eligibility)
         self.connection.execute(candidates)
         if not self._storage.selection:
             self.connection.execute(draw)
@@ -223,14 +223,14 @@ class Index:
 
         Returns:
             The rows in batch order, with the columns of `ledger.ROWS_SCHEMA` and the rules of the selection as metadata; and the
-            number of advantage groups of all shards that the index has held, by standing (`select_batch.sql`), where
+            number of advantage groups of all shards that the index has held, by eligibility (`select_batch.sql`), where
             eligible = chosen + waiting.
         """
         self.judge(step, policy_version)
         self._set(start_groups=start_groups)
         self._ask_user()
         rows = self.connection.sql(self._chosen_rows).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
-        by_standing = dict(self.connection.sql("SELECT standing, count(*) FROM standings GROUP BY ALL").fetchall())
+        by_standing = dict(self.connection.sql("SELECT eligibility, count(*) FROM group_eligibility GROUP BY ALL").fetchall())
         counts = {name: by_standing.get(name, 0) + self._left[name] for name in STANDINGS}
         chosen = len(rows["advantage_group"].unique())
         if self._storage.selection and counts["eligible"] and not chosen:
@@ -249,7 +249,7 @@ class Index:
             SELECT
                 count(*),
                 coalesce(sum(advantage_groups), 0),
-                (SELECT count(*) FROM standings WHERE standing = 'expired' AND has_spread)
+                (SELECT count(*) FROM group_eligibility WHERE eligibility = 'expired' AND has_spread)
             FROM wanted
         """
         ((start_groups, advantage_groups, expired),) = self.connection.sql(counted).fetchall()
@@ -260,12 +260,12 @@ class Index:
         )
 
     def judge(self, step: int, policy_version: int) -> None:
-        """Create the table `standings`, which the view `candidates` reads, for a step of a trainer at this version.
+        """Create the table `group_eligibility`, which the view `candidates` reads, for a step of a trainer at this version.
 
         Then drop the shards that are too old for this step and any later one.
         """
         self._set(step=step, policy_version=policy_version)
-        self.connection.execute(self._standings)
+        self.connection.execute(self._group_eligibility)
         if self._oldest is None:
             return
         self._oldest = max(self._oldest, policy_version - self._storage.max_policy_lag)
@@ -273,11 +273,11 @@ class Index:
         if not going:
             return
         them = "WHERE shard IN (SELECT unnest(?::VARCHAR[]))"
-        counted = f"SELECT standing, has_spread, count(*) FROM standings {them} GROUP BY ALL"
-        for standing, has_spread, groups in self.connection.execute(counted, [going]).fetchall():
-            self._left[standing] += groups
-            self._left["expired_with_spread"] += groups if standing == "expired" and has_spread else 0
-        self.connection.execute(f"DELETE FROM standings {them}", [going])
+        counted = f"SELECT eligibility, has_spread, count(*) FROM group_eligibility {them} GROUP BY ALL"
+        for eligibility, has_spread, groups in self.connection.execute(counted, [going]).fetchall():
+            self._left[eligibility] += groups
+            self._left["expired_with_spread"] += groups if eligibility == "expired" and has_spread else 0
+        self.connection.execute(f"DELETE FROM group_eligibility {them}", [going])
         self._drop(going)
 
     def _ask_user(self) -> None:

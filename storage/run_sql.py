@@ -50,7 +50,7 @@ def connect(
     """A DuckDB connection with the views of `VIEWS` over the run as it is now.
 
     Args:
-        storage: blend and discount of the column "return", and the rules of `standings`; None: the defaults.
+        storage: blend and discount of the column "return", and the rules of `group_eligibility`; None: the defaults.
         seed: of `uniform` in `candidates`.
         memory_gib: DuckDB's memory limit; None: DuckDB's default, most of the machine's memory. Nothing spills to disk.
         token_text, read_thought: text of tokens and thoughts; see `storage/run_views.py`.

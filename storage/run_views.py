@@ -20,7 +20,7 @@ from storage.ledger import last_step
 from storage.runs import RunPaths
 
 VIEWS = (
-    "decisions", "groups", "batches", "phases", "orders", "tokens", "lag", "snapshots", "standings", "candidates",
+    "decisions", "groups", "batches", "phases", "orders", "tokens", "lag", "snapshots", "group_eligibility", "candidates",
     "metrics", "devices", "refused", "trained", "thoughts", "distil_targets",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()

@@ -1,14 +1,14 @@
 -- Which rows a trainer step uses. Four statements; all are pure in the tables and the variables step, policy_version, start_groups,
 -- seed, max_policy_lag and max_uses.
 --
--- 1. The standing of every advantage group for a trainer at `policy_version`, by the first rule it breaks:
+-- 1. The eligibility of every advantage group for a trainer at `policy_version`, by the first rule it breaks:
 --      used       ledgers name it `max_uses` times
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than `max_policy_lag` versions behind
 --      no_spread  its returns differ by a millionth at most, which is rounding of float32 components: no gradient
 --      eligible   none of these
-CREATE OR REPLACE TEMP TABLE standings AS
+CREATE OR REPLACE TEMP TABLE group_eligibility AS
 WITH uses AS (
     SELECT shard, start_group, power, phase, count(DISTINCT step)::INTEGER AS uses FROM batches GROUP BY ALL
 )
@@ -30,7 +30,7 @@ SELECT
         WHEN group_lag > getvariable('max_policy_lag') THEN 'expired'
         WHEN NOT has_spread THEN 'no_spread'
         ELSE 'eligible'
-    END AS standing
+    END AS eligibility
 FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 
 -- 2. The start groups that the step can train on. Counts, lag, version and largest spread are those of their eligible advantage
@@ -42,15 +42,15 @@ SELECT
     start_group,
     producer,
     getvariable('step') AS step,
-    min(oldest_version) FILTER (standing = 'eligible') AS policy_version,
-    max(group_lag) FILTER (standing = 'eligible') AS lag,
+    min(oldest_version) FILTER (eligibility = 'eligible') AS policy_version,
+    max(group_lag) FILTER (eligibility = 'eligible') AS lag,
     CASE WHEN min(power) = max(power) THEN min(power) ELSE '' END AS power,
-    count(*) FILTER (standing = 'eligible') AS advantage_groups,
-    sum(n) FILTER (standing = 'eligible') AS decisions,
-    max(spread) FILTER (standing = 'eligible') AS spread,
+    count(*) FILTER (eligibility = 'eligible') AS advantage_groups,
+    sum(n) FILTER (eligibility = 'eligible') AS decisions,
+    max(spread) FILTER (eligibility = 'eligible') AS spread,
     (md5_number_upper(concat_ws(':', getvariable('seed'), getvariable('step'), producer, start_group)) // 4096 + 0.5)
         / 4503599627370496 AS uniform
-FROM standings
+FROM group_eligibility
 WHERE group_lag BETWEEN 0 AND getvariable('max_policy_lag')
 GROUP BY shard, start_group, producer
 HAVING lag IS NOT NULL;
@@ -73,8 +73,8 @@ FROM ranked;
 -- 4. The first of them, each with all its eligible advantage groups, and their rows in the batch's order.
 WITH chosen AS (
     SELECT shard, start_group, power, phase, place
-    FROM wanted JOIN standings USING (shard, start_group)
-    WHERE place <= getvariable('start_groups') AND standing = 'eligible'
+    FROM wanted JOIN group_eligibility USING (shard, start_group)
+    WHERE place <= getvariable('start_groups') AND eligibility = 'eligible'
 )
 SELECT
     d.shard,

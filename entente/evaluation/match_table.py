@@ -1,6 +1,6 @@
 """The table of a match: means with intervals, and paired differences.
 
-A measure is a number for one seat at the end of one game. "Win" is `Standing.win_share`: most centres, ties share the win.
+A measure is a number for one seat at the end of one game. "Win" is `PowerScores.win_share`: most centres, ties share the win.
 """
 
 import math
@@ -14,10 +14,10 @@ from entente.evaluation.matches import GAMES_PER_ROUND, GameResult
 from entente.evaluation.protocols import part_of_protocol
 from entente.evaluation.settings import MatchSettings, Measure
 from entente.game.board import POWERS
-from entente.game.scores import Standing
+from entente.game.scores import PowerScores
 from entente.players.read_answer import AnswerCounts
 
-MEASURES: dict[Measure, tuple[str, bool, Callable[[Standing, Standing, str], float]]] = {
+MEASURES: dict[Measure, tuple[str, bool, Callable[[PowerScores, PowerScores, str], float]]] = {
     "centres": ("mean supply centres at the end", False, lambda start, end, power: float(end.centres[POWERS.index(power)])),
     "gained": (
         "mean centres gained since the start",
@@ -131,7 +131,7 @@ def _whole_rounds(games: float) -> int:
 
 
 def _seats(result: GameResult) -> list[_Seat]:
-    start, end = Standing(centres=result.start), Standing(centres=result.centres)
+    start, end = PowerScores(centres=result.start), PowerScores(centres=result.centres)
     return [
         _Seat(
             result.seats[power],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from entente.evaluation.intervals import Estimate, estimate
 from entente.game.board import Board
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
-from entente.game.scores import Standing
+from entente.game.scores import PowerScores
 from entente.game.scripted import player
 from entente.game.snapshot import POWERS
 from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
@@ -60,13 +60,13 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The final standings of two forks with the same seeds."""
+    """The final power_scores of two forks with the same seeds."""
 
     number: int
     """From 0; part of the seeds."""
-    played: Standing
+    played: PowerScores
     """After the recorded orders."""
-    changed: Standing
+    changed: PowerScores
     """After the other orders."""
 
     def difference(self, power: str) -> int:
@@ -231,7 +231,7 @@ async def _play(
     how: Continuation,
     deciders: Mapping[str, Decider],
     progress: GameProgress | None,
-) -> Standing:
+) -> PowerScores:
     rng = dice(seed_name, "seats")
     plan = ForkPlan(
         name=name,

@@ -1,7 +1,7 @@
 """Reward components of a stretch of play, and the horizon.
 
-Each component is the difference of a measure between two standings, so components of consecutive stretches add up to the last
-standing minus the first. The settings of a run define how components are weighted. Counts (dislodgements, void and bounced
+Each component is the difference of a measure between two power_scores, so components of consecutive stretches add up to the last
+power_scores minus the first. The settings of a run define how components are weighted. Counts (dislodgements, void and bounced
 orders) start at the fork.
 """
 
@@ -24,7 +24,7 @@ _PHASES_OF_A_YEAR = ("SM", "SR", "FM", "FR", "WA")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class PowerScores:
     """The measures of all powers at one moment, and event counts since the fork; int per power of POWERS."""
 
     centres: tuple[int, ...]
@@ -88,33 +88,33 @@ class Standing:
         return max(self.centres) >= SOLO_CENTRES
 
 
-def _own(counts: Callable[[Standing], Sequence[float]]) -> Callable[[Standing, str], float]:
-    return lambda standing, power: float(counts(standing)[POWERS.index(power)])
+def _own(counts: Callable[[PowerScores], Sequence[float]]) -> Callable[[PowerScores, str], float]:
+    return lambda power_scores, power: float(counts(power_scores)[POWERS.index(power)])
 
 
-_MEASURES: dict[str, Callable[[Standing, str], float]] = {
-    "centres_gained": _own(lambda standing: standing.centres),
-    "sos_share": Standing.sos_share,
-    "draw_share": Standing.draw_share,
-    "survival": Standing.survival,
-    "leader_gap": Standing.leader_gap,
-    "balance": Standing.balance,
-    "units_dislodged": _own(lambda standing: standing.dislodged),
-    "units_driven_out": _own(lambda standing: standing.driven_out),
-    "orders_void": _own(lambda standing: standing.void),
-    "orders_bounced": _own(lambda standing: standing.bounced),
+_MEASURES: dict[str, Callable[[PowerScores, str], float]] = {
+    "centres_gained": _own(lambda power_scores: power_scores.centres),
+    "sos_share": PowerScores.sos_share,
+    "draw_share": PowerScores.draw_share,
+    "survival": PowerScores.survival,
+    "leader_gap": PowerScores.leader_gap,
+    "balance": PowerScores.balance,
+    "units_dislodged": _own(lambda power_scores: power_scores.dislodged),
+    "units_driven_out": _own(lambda power_scores: power_scores.driven_out),
+    "orders_void": _own(lambda power_scores: power_scores.void),
+    "orders_bounced": _own(lambda power_scores: power_scores.bounced),
 }
 
 
-def compute_standing(board: "Board", before: Standing | None = None, played: "PhaseResult | None" = None) -> Standing:
-    """The standing of all powers of `board` now.
+def compute_power_scores(board: "Board", before: PowerScores | None = None, played: "PhaseResult | None" = None) -> PowerScores:
+    """The power_scores of all powers of `board` now.
 
     Args:
-        before: standing before the last phase; if None, counts start at 0 here.
+        before: power_scores before the last phase; if None, counts start at 0 here.
         played: the last phase.
     """
     if before is None or played is None:
-        return Standing(centres=board.centre_counts())
+        return PowerScores(centres=board.centre_counts())
 
     def add(counts: tuple[int, ...], powers: list[str]) -> tuple[int, ...]:
         return tuple(count + powers.count(power) for count, power in zip(counts, POWERS, strict=True)) if powers else counts
@@ -122,7 +122,7 @@ def compute_standing(board: "Board", before: Standing | None = None, played: "Ph
     def owners_of_units_marked(mark: str) -> list[str]:
         return [power for unit, power in played.owners.items() if mark in played.results[unit]]
 
-    return Standing(
+    return PowerScores(
         centres=board.centre_counts(),
         dislodged=add(before.dislodged, list(played.dislodged.values())),
         driven_out=add(before.driven_out, [played.owners[unit] for unit in played.dislodged]),
@@ -131,8 +131,8 @@ def compute_standing(board: "Board", before: Standing | None = None, played: "Ph
     )
 
 
-def components(before: Standing, after: Standing, power: str) -> dict[str, float]:
-    """Change of each measure for `power` between two standings, by its name."""
+def components(before: PowerScores, after: PowerScores, power: str) -> dict[str, float]:
+    """Change of each measure for `power` between two power_scores, by its name."""
     return {name: measure(after, power) - measure(before, power) for name, measure in _MEASURES.items()}
 
 

@@ -27,7 +27,7 @@ from pettingzoo import AECEnv
 from entente.game.board import Board
 from entente.game.prompts import PromptSettings, board_text, power_text, rules_text
 from entente.game.render import draw_board
-from entente.game.scores import Standing, components, horizon_reached
+from entente.game.scores import PowerScores, components, horizon_reached
 from entente.game.snapshot import POWERS, Snapshot
 from entente.integrations.board_features import FEATURES, BoardFeatures
 from entente.integrations.unit_actions import UnitChoices, action_texts
@@ -225,9 +225,9 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
     def _reward_changes(self, board: Board) -> None:
         before, self._centres = self._centres, board.centre_counts()
         if before != self._centres:
-            standings = Standing(centres=before), Standing(centres=self._centres)
+            power_scores = PowerScores(centres=before), PowerScores(centres=self._centres)
             for agent in self.agents:
-                self.rewards[agent] += components(*standings, agent)[self._reward]
+                self.rewards[agent] += components(*power_scores, agent)[self._reward]
 
     def _text(self, agent: str) -> str:
         """The prompt of `agent`; without the power's part if it has nothing to order."""

@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from entente.game.board import POWERS, Board
-from entente.game.scores import Standing, compute_standing, horizon_reached
+from entente.game.scores import PowerScores, compute_power_scores, horizon_reached
 from entente.game.scripted import Player, looks_back, player
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import dice
@@ -40,8 +40,8 @@ class Playouts:
         position = _position(game, scenario.looks_back)
         value = scenario.values.get(position)
         if value is None:
-            standing = _play_on(game, start, scenario.seats, scenario.name, years)
-            value = scenario.values[position] = value_of(standing, self._power, self._settings)
+            power_scores = _play_on(game, start, scenario.seats, scenario.name, years)
+            value = scenario.values[position] = value_of(power_scores, self._power, self._settings)
         game.release()
         return value
 
@@ -72,11 +72,11 @@ def _position(game: Board, looks_back: bool) -> object:
     return game.snapshot(game_id="", seed=0, source="").position if looks_back else game.rules_position()
 
 
-def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> Standing:
-    """The standing after scripted play to the horizon, counted from the phase `start`."""
+def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> PowerScores:
+    """The power_scores after scripted play to the horizon, counted from the phase `start`."""
     while not horizon_reached(start, game.phase, years):
         game.advance(_scripted(game, seats, name))
-    return compute_standing(game)
+    return compute_power_scores(game)
 
 
 def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
@@ -85,9 +85,9 @@ def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
     return {power: lot.choice(players) for power in POWERS}
 
 
-def value_of(standing: Standing, power: str, settings: SearchSettings) -> float:
-    """Value of a standing for `power`: centres (0 to 34), or share of squared centres (0 to 1; 1 after a solo)."""
-    return float(standing.centres[POWERS.index(power)]) if settings.value == "centres" else standing.sos_share(power)
+def value_of(power_scores: PowerScores, power: str, settings: SearchSettings) -> float:
+    """Value of a power_scores for `power`: centres (0 to 34), or share of squared centres (0 to 1; 1 after a solo)."""
+    return float(power_scores.centres[POWERS.index(power)]) if settings.value == "centres" else power_scores.sos_share(power)
 
 
 def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Container[str] = ()) -> dict[str, Sequence[str]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
-from entente.game.scores import SOLO_CENTRES, Standing, components, compute_standing, horizon_reached
+from entente.game.scores import SOLO_CENTRES, PowerScores, components, compute_power_scores, horizon_reached
 from entente.game.scripted import player
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
@@ -60,8 +60,8 @@ class PlayedFork:
     decisions: list[Decision] = field(default_factory=list)
     """Decisions of the policy, by phase, each with its outcome."""
     phases: list[PlayedPhase] = field(default_factory=list)
-    start: Standing | None = None
-    end: Standing | None = None
+    start: PowerScores | None = None
+    end: PowerScores | None = None
     status: str = "complete"
     """complete | failed."""
     reason: str = ""
@@ -90,14 +90,14 @@ async def play_fork(
     Returns:
         the fork; its `status` is "failed" if a decision failed.
     """
-    standing = compute_standing(board)
-    fork, end_rule, sampled = PlayedFork(start=standing), _EndRule(plan, board), list[_SampledDecision]()
+    power_scores = compute_power_scores(board)
+    fork, end_rule, sampled = PlayedFork(start=power_scores), _EndRule(plan, board), list[_SampledDecision]()
     phase_index = 0
     while not (reason_to_end := end_rule.reason_to_end(board, phase_index)):
         began = time.perf_counter()
         legal = board.legal_orders()
         legal_s = time.perf_counter() - began
-        phase, before = board.phase, standing
+        phase, before = board.phase, power_scores
         try:
             decided = await _decide(plan, board, legal, players, phase_index)
         except (EngineError, DataError) as error:
@@ -106,7 +106,7 @@ async def play_fork(
         snapshot = board.snapshot(game_id="", seed=0, source="") if record_phases else None
         began = time.perf_counter()
         played = board.step({power: orders_of(each) for power, each in decided.items()})
-        standing = compute_standing(board, before, played)
+        power_scores = compute_power_scores(board, before, played)
         engine_ms = 1e3 * (legal_s + time.perf_counter() - began)
         fork.rejected += sum(played.rejected.values())
         sampled += [
@@ -120,8 +120,8 @@ async def play_fork(
         on_phase(phase)
     if record_phases and fork.status == "complete" and not board.is_over:
         fork.phases.append(_played_phase(plan, phase_index, board.snapshot(game_id="", seed=0, source="")))
-    fork.end, fork.ended = standing, reason_to_end
-    fork.decisions = _rows(plan, fork, sampled, standing)
+    fork.end, fork.ended = power_scores, reason_to_end
+    fork.decisions = _rows(plan, fork, sampled, power_scores)
     board.release()
     return fork
 
@@ -166,14 +166,14 @@ class _SampledDecision:
     phase: str
     power: str
     sampled: Sampled
-    before: Standing
+    before: PowerScores
     rejected: int
     engine_ms: float
 
 
-def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision], end: Standing) -> list[Decision]:
+def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision], end: PowerScores) -> list[Decision]:
     """The rows: each decision with what it brought until the same power's next decision, or the end."""
-    following: dict[str, Standing] = {}
+    following: dict[str, PowerScores] = {}
     rows: list[Decision] = []
     for each in reversed(sampled):
         parts: dict[str, Any] = components(each.before, following.get(each.power, end), each.power)

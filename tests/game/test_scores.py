@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from entente.game.board import POWERS, Board
-from entente.game.scores import Standing, components, compute_standing, horizon_reached
+from entente.game.scores import PowerScores, components, compute_power_scores, horizon_reached
 from entente.telemetry.errors import InputError
 from storage.arrow_files import COMPONENTS
 
@@ -22,12 +22,12 @@ from storage.arrow_files import COMPONENTS
     ],
 )
 def test_shares_by_hand(centres: tuple[int, ...], power: str, share: float, draw: float, survival: float) -> None:
-    now = Standing(centres=centres)
+    now = PowerScores(centres=centres)
     assert (now.sos_share(power), now.draw_share(power), now.survival(power)) == pytest.approx((share, draw, survival))
 
 
 def test_components_by_hand() -> None:
-    before, after = Standing(centres=(3, 3, 3, 3, 3, 4, 3)), Standing(centres=(5, 0, 3, 3, 3, 4, 3))
+    before, after = PowerScores(centres=(3, 3, 3, 3, 3, 4, 3)), PowerScores(centres=(5, 0, 3, 3, 3, 4, 3))
     found = components(before, after, "AUSTRIA")
     assert (found["centres_gained"], found["survival"]) == (2.0, 0.0)
     assert (found["sos_share"], found["draw_share"]) == pytest.approx((25 / 77 - 9 / 70, 1 / 6 - 1 / 7))
@@ -38,7 +38,7 @@ def test_components_by_hand() -> None:
 
 
 def test_leader_gap_and_balance_by_hand() -> None:
-    now = Standing(centres=(10, 7, 6, 1, 0, 0, 0))
+    now = PowerScores(centres=(10, 7, 6, 1, 0, 0, 0))
     assert [now.leader_gap(power) for power in POWERS[:4]] == pytest.approx([0, 0, -1 / 18, -6 / 18])
     even = 1 - (((4**2 + 1 + 0 + 5**2) / 4) ** 0.5) / 6  # around a mean of six
     assert [now.balance(power) for power in POWERS[:4]] == pytest.approx([0, even, even, even])
@@ -47,10 +47,10 @@ def test_leader_gap_and_balance_by_hand() -> None:
 def test_who_dislodged_whom_by_hand(trieste_falls: Board) -> None:
     """Italy took Trieste with support: one unit dislodged by Italy, one lost by Austria."""
     board = Board.start()
-    now = start = compute_standing(board)
+    now = start = compute_power_scores(board)
     for orders in (["A VEN - TYR", "A ROM - VEN"], ["A VEN - TRI", "A TYR S A VEN - TRI"]):
         before, played = now, board.step({"ITALY": orders})
-        now = compute_standing(board, before, played)
+        now = compute_power_scores(board, before, played)
     assert board.units() == trieste_falls.units()
     assert played.dislodged == {"F TRI": "ITALY"} and played.owners["F TRI"] == "AUSTRIA"
     for power in POWERS:
@@ -62,7 +62,7 @@ def test_who_dislodged_whom_by_hand(trieste_falls: Board) -> None:
 def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
     """Both armies are called "A TYR"; confusing them would invert the reward."""
     board = Board.start()
-    now = start = compute_standing(board)
+    now = start = compute_power_scores(board)
     for orders in (
         {"ITALY": ["A VEN - TYR"], "GERMANY": ["A MUN - BOH"], "AUSTRIA": ["A VIE - GAL"]},
         {"GERMANY": ["A BER - MUN"], "ITALY": ["A TYR H"]},
@@ -70,7 +70,7 @@ def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
         {"GERMANY": ["A BOH - TYR", "A MUN S A BOH - TYR"], "ITALY": ["A TYR H"]},
     ):
         before, played = now, board.step(orders)
-        now = compute_standing(board, before, played)
+        now = compute_power_scores(board, before, played)
     assert "A TYR" in board.units()["GERMANY"] and played.dislodged == {"A TYR": "GERMANY"}
     assert components(start, now, "GERMANY")["units_dislodged"] == components(start, now, "ITALY")["units_driven_out"] == 1
     assert components(start, now, "ITALY")["units_dislodged"] == components(start, now, "GERMANY")["units_driven_out"] == 0
@@ -79,21 +79,21 @@ def test_an_army_that_replaces_an_army_is_not_taken_for_it() -> None:
 def test_void_and_bounced_orders_by_hand() -> None:
     """Two armies meet in Burgundy; France supports a move that Germany does not make."""
     board = Board.start()
-    start = compute_standing(board)
+    start = compute_power_scores(board)
     played = board.step({"FRANCE": ["A PAR - BUR", "A MAR S A MUN - BUR"], "GERMANY": ["A MUN - BUR", "F KIE H"]})
-    now = compute_standing(board, start, played)
+    now = compute_power_scores(board, start, played)
     assert (now.bounced[POWERS.index("FRANCE")], now.bounced[POWERS.index("GERMANY")]) == (1, 0)
     played = board.step({"FRANCE": ["A MAR S A PAR - GAS", "A PAR H"]})
-    after = compute_standing(board, now, played)
+    after = compute_power_scores(board, now, played)
     found = components(now, after, "FRANCE")
     assert (found["orders_void"], found["orders_bounced"]) == (1, 0)
 
 
 def test_components_telescope(self_play) -> None:
-    """Components of consecutive stretches of real games add up to the last standing minus the first."""
+    """Components of consecutive stretches of real games add up to the last power_scores minus the first."""
     rng = random.Random(0)
     for seed in range(2):
-        line = [compute_standing(board) for board, _, _ in self_play(seed, phases=30)]
+        line = [compute_power_scores(board) for board, _, _ in self_play(seed, phases=30)]
         cuts = sorted(rng.sample(range(1, len(line) - 1), 6))
         moments = [line[0], *(line[cut] for cut in cuts), line[-1]]
         for power in POWERS:
@@ -139,8 +139,8 @@ def test_no_measure_changes_in_a_winter(self_play) -> None:
     for seed in range(4):
         for board, _, orders in self_play(seed, phases=40):
             if board.phase_type == "A":
-                before, after = compute_standing(board), board.fork()
+                before, after = compute_power_scores(board), board.fork()
                 played = after.step(orders)
-                assert compute_standing(after, before, played) == before
+                assert compute_power_scores(after, before, played) == before
                 winters += 1
     assert winters >= 12

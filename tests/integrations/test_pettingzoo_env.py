@@ -11,7 +11,7 @@ import pytest
 from benchmarks.game_ground import Notes, played_games
 from entente.game.board import Board
 from entente.game.read_prompt import read_prompt
-from entente.game.scores import Standing, components
+from entente.game.scores import PowerScores, components
 from entente.game.snapshot import POWERS, Snapshot
 
 pytest.importorskip("pettingzoo", reason="PettingZoo is not installed: the extra `pettingzoo` brings it")
@@ -73,10 +73,10 @@ def play(environment: DiplomacyEnv, dice: random.Random) -> dict[str, float]:
 def test_rewards_add_up_to_the_component_from_start_to_end(reward: str):
     environment = env(years=4, reward=reward)
     environment.reset()
-    before = Standing(centres=environment.position().centres)
+    before = PowerScores(centres=environment.position().centres)
     totals = play(environment, random.Random(1))
     end = environment.position()
-    after = Standing(centres=end.centres)
+    after = PowerScores(centres=end.centres)
     assert before != after and end.phase == "W1904A"  # the last winter is not played
     expected = {power: components(before, after, power)[reward] for power in POWERS}
     assert totals == pytest.approx(expected)

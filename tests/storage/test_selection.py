@@ -109,30 +109,30 @@ def naive_selection(
     step: int,
     start_groups: int,
 ) -> tuple[list[set[int]], dict[str, int]]:
-    """Chosen advantage groups in the batch's order, and how many there are of each standing."""
+    """Chosen advantage groups in the batch's order, and how many there are of each eligibility."""
     groups: dict[Group, list[Decision]] = defaultdict(list)
     for row in run:
         groups[row.producer, row.decision.start_group, row.decision.power, row.decision.phase].append(row.decision)
-    standing: dict[Group, str] = {}
+    eligibility: dict[Group, str] = {}
     lag: dict[Group, int] = {}
     for group, members in groups.items():
         versions = [member.policy_version for member in members]
         values = [returns[member.decision_id] for member in members]
         lag[group] = step - 1 - min(versions)
         if min(uses[member.decision_id] for member in members) >= storage.max_uses:
-            standing[group] = "used"
+            eligibility[group] = "used"
         elif len(members) < 2 or any(member.status != "complete" or member.orders_rejected for member in members):
-            standing[group] = "unusable"
+            eligibility[group] = "unusable"
         elif max(versions) > step - 1:
-            standing[group] = "ahead"
+            eligibility[group] = "ahead"
         elif lag[group] > storage.max_policy_lag:
-            standing[group] = "expired"
+            eligibility[group] = "expired"
         elif max(values) - min(values) <= 1e-6:
-            standing[group] = "no_spread"
+            eligibility[group] = "no_spread"
         else:
-            standing[group] = "eligible"
+            eligibility[group] = "eligible"
     fresh = {group for group in groups if 0 <= lag[group] <= storage.max_policy_lag}
-    eligible = {group for group in groups if standing[group] == "eligible"}
+    eligible = {group for group in groups if eligibility[group] == "eligible"}
     starts = {group[:2] for group in eligible}
     pools: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
     for producer, number in starts:
@@ -144,7 +144,7 @@ def naive_selection(
     place = {(producer, number): at for at, (_, _, producer, number) in enumerate(drawn)}
     chosen = [group for group in eligible if group[:2] in place]
     chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
-    return [{member.decision_id for member in groups[group]} for group in chosen], Counter(standing.values())
+    return [{member.decision_id for member in groups[group]} for group in chosen], Counter(eligibility.values())
 
 
 @pytest.mark.parametrize(("seed", "discount"), [(0, 1.0), (1, 0.5), (2, 0.0)])
