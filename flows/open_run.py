@@ -44,7 +44,7 @@ from flows.build_state_cache import build_state_cache
 from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
-from storage.files import durable_write, folders_in, held, set_aside
+from storage.files import durable_write, file_lock, folders_in, set_aside
 from storage.json_files import write_json
 from storage.ledger import restore_ledgers
 from storage.run_base import new_base, resumed_base
@@ -159,7 +159,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
         tokens = Tokens(Codec(model), settings.prompts)
         tokens.check_thought(settings.inference.max_model_length)
         # Wait a second: a report takes this lock briefly to see whether the run is being trained.
-        if not stack.enter_context(held(paths.lock, wait_s=1.0)):
+        if not stack.enter_context(file_lock(paths.lock, wait_s=1.0)):
             raise InputError(f"run '{settings.run}' is being trained by another process: wait for it, or stop it")
         # Another process may have trained a run of this name while this one prepared.
         check_what_is_there(settings, resume=resume)

@@ -43,7 +43,7 @@ from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary
 from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, Work, read_work
-from storage.files import held
+from storage.files import file_lock
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name
@@ -79,7 +79,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     """
     check_parameters(runs_root)
     done: dict[str, str] = {}
-    with held(runs_root / WORK_FOLDER / ".recovery.lock") as free:
+    with file_lock(runs_root / WORK_FOLDER / ".recovery.lock") as free:
         if not free:
             reporter().say("another check of all runs is in progress")
             return done
@@ -258,7 +258,7 @@ def _is_finished(settings: RunSettings, ended: FlowRun) -> bool:
 
 
 def _is_held(lock: Path) -> bool:
-    with held(lock) as free:
+    with file_lock(lock) as free:
         return not free
 
 

@@ -61,7 +61,7 @@ def _link_if_free(temp: Path, final: Path) -> bool:
 
 def _rename_if_free(temp: Path, final: Path) -> bool:
     lock = final.with_name(f".{final.name}.lock")
-    with held(lock, wait_s=_LINK_S) as mine:
+    with file_lock(lock, wait_s=_LINK_S) as mine:
         if not mine:
             raise DataError(f"{final} could not be published within {_LINK_S:.0f} s: another process holds {lock}; stop it")
         if free := not final.exists():
@@ -172,7 +172,7 @@ def set_aside(path: Path) -> Path:
 
 
 @contextmanager
-def held(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
+def file_lock(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Hold an exclusive lock during the block; yields False if another process has it after `wait_s` seconds.
 
     It is a kernel lock (flock), released when the process exits. It works between machines if the file system supports that;

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.files import held
+from storage.files import file_lock
 
 _LONGEST_S = 1200.0
 
@@ -17,7 +17,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     root = factory.getbasetemp()
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     folder = root / name
-    with held(root / f"{name}.lock", wait_s=_LONGEST_S) as mine:
+    with file_lock(root / f"{name}.lock", wait_s=_LONGEST_S) as mine:
         assert mine, f"{folder} is made by another process for more than {_LONGEST_S} s"
         if not folder.exists():
             shutil.rmtree(aside := root / f"{name}.part", ignore_errors=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.files import held
+from storage.files import file_lock
 from tests.waiting import wait_for
 
 _MADE_WITHIN_S = 600.0
@@ -27,7 +27,7 @@ def put_database(home: Path, config: pytest.Config) -> Path:
     """Give a server's home, which may be missing, a database that has all tables and no rows; the home."""
     assert config.cache is not None
     kept = config.cache.mkdir("prefect") / version("prefect")
-    with held(kept.with_name(f"{kept.name}.lock"), wait_s=_MADE_WITHIN_S) as mine:
+    with file_lock(kept.with_name(f"{kept.name}.lock"), wait_s=_MADE_WITHIN_S) as mine:
         assert mine, f"{kept} is made by another process for more than {_MADE_WITHIN_S} s"
         if not kept.exists():
             shutil.rmtree(aside := kept.with_name(f"{kept.name}.part"), ignore_errors=True)

@@ -13,7 +13,7 @@ from entente.cli.options import RunsRoot
 from entente.cli.terminal import cell, output_console
 from entente.inference.memory_plan import size_text
 from entente.telemetry.errors import DataError, EntenteError, InputError
-from storage.files import held
+from storage.files import file_lock
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove
 from storage.runs import LATEST, RunPaths, check_name, run_names
 
@@ -85,7 +85,7 @@ def _old_shards(paths: RunPaths, settings: RetentionSettings) -> list[Removable]
 def _at_rest(stack: ExitStack, paths: RunPaths, dry_run: bool) -> bool:
     """True if no process works on the run. Unless `dry_run`, the run stays locked until `stack` is closed."""
     for lock in (paths.lock, paths.trainer_lock):
-        if (lock.exists() or not dry_run) and not stack.enter_context(held(lock)):
+        if (lock.exists() or not dry_run) and not stack.enter_context(file_lock(lock)):
             print(f"{paths.root}: left alone, a process is at work on it")
             return False
     return True

@@ -62,7 +62,7 @@ def play(
 
         entente play --against ./exported/mine      an adapter or a model, by its folder
     """
-    from storage.files import held, make_directory
+    from storage.files import file_lock, make_directory
     from storage.played_games import read_game
 
     file = _file(game, runs_root)
@@ -74,7 +74,7 @@ def play(
         seats = _seats("" if watch else power, against, seed)
         seats = _resolved({power: with_run(who, run, runs_root) for power, who in seats.items()}, runs_root)[0]
     make_directory(file.parent)
-    with held(file.with_name(f".{file.name}.lock")) as mine:
+    with file_lock(file.with_name(f".{file.name}.lock")) as mine:
         if not mine:
             raise InputError(f"game '{file}' is open in another `entente play`: close that, or name another --game")
         _play(file, seats, how, seed, years, port, runs_root, browser=browser)

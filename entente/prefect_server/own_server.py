@@ -20,7 +20,7 @@ from entente.prefect_server.database import check_database
 from entente.prefect_server.environment import LOOPBACK
 from entente.prefect_server.server_key import send_key, want_key
 from entente.telemetry.errors import InputError
-from storage.files import check_writable, held
+from storage.files import check_writable, file_lock
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -47,7 +47,7 @@ def prefect_server() -> Iterator[None]:
     os.environ.pop("PREFECT_API_URL", None)
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
     # Two servers that start at once without a database would both create its tables. The second waits, up to the time limit.
-    with held(log.with_name("server.starting"), wait_s=_limit_s()):
+    with file_lock(log.with_name("server.starting"), wait_s=_limit_s()):
         process, address = _start(log)
     try:
         os.environ["PREFECT_API_URL"] = address

@@ -100,13 +100,13 @@ Compute = Callable[[Objective, Sequence[int], Sequence[int]], Any]
 parameters."""
 
 
-def lead(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
+def on_rank_0(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     """Compute an objective on all ranks; returns their results by rank. The parameters then hold the gradient of all rows."""
     peers.broadcast(objective)
     return _take_part(peers, objective, parameters, compute)
 
 
-def follow(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
+def on_other_ranks(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
     """Compute a part of every objective of the leader, until it exits."""
     while True:
         try:

@@ -47,7 +47,7 @@ from entente.telemetry.errors import EntenteError, InputError, TrainingError, di
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from entente.training.settings import CARD_SHARE, TrainingSettings
 from storage.distil_store import DistilQuery
-from storage.files import held
+from storage.files import file_lock
 from storage.ledger import Eligible
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
@@ -367,7 +367,7 @@ def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = N
 
     paths = RunPaths(Path(opening["run"]))
     # A former trainer that was killed may need a moment to exit.
-    if not lock.enter_context(held(paths.trainer_lock, wait_s=_FORMER_TRAINER_S)):
+    if not lock.enter_context(file_lock(paths.trainer_lock, wait_s=_FORMER_TRAINER_S)):
         raise InputError(f"another trainer works on run '{paths.root.name}': wait for it, or stop it")
     if peers is not None:
         peers.broadcast(opening)
@@ -377,11 +377,11 @@ def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = N
 
 
 def _follow(peers: "Peers") -> None:
-    from entente.training.parallel import follow
+    from entente.training.parallel import on_other_ranks
     from entente.training.update import Updater
 
     policy, training = _load(peers.broadcast(), peers)
-    follow(peers, policy.parameters(), Updater(policy, training, peers).compute)
+    on_other_ranks(peers, policy.parameters(), Updater(policy, training, peers).compute)
     os._exit(0)  # the process group is closed, so no clean shutdown is possible
 
 

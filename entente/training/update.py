@@ -22,7 +22,7 @@ from entente.telemetry.errors import TrainingError
 from entente.training.losses import policy_loss
 from entente.training.micro_batches import MicroBatch, branching_counts, plan
 from entente.training.objective import Objective, StepFigures, advantages_of, join_tokens
-from entente.training.parallel import Peers, lead
+from entente.training.parallel import Peers, on_rank_0
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings
 from storage.distil_store import DistilBatch
@@ -105,7 +105,7 @@ class Updater:
         objective = Objective.of(self._settings, batch, rows, advantages, anchors, distil_targets, taught)
         if self._peers is None:
             return self.gradient(objective, rows, taught)
-        return StepFigures.join(lead(self._peers, objective, self.policy.parameters(), self.compute))
+        return StepFigures.join(on_rank_0(self._peers, objective, self.policy.parameters(), self.compute))
 
     def evaluate(self, batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Log-probabilities of the current policy for the branching tokens of `rows`, without gradient.
@@ -116,7 +116,7 @@ class Updater:
         objective = Objective.of(self._settings, batch, rows)
         if self._peers is None:
             return self._evaluate(objective, rows)
-        return _join(lead(self._peers, objective, self.policy.parameters(), self.compute))
+        return _join(on_rank_0(self._peers, objective, self.policy.parameters(), self.compute))
 
     def compute(
         self, objective: Objective, rows: Sequence[int], taught: Sequence[int]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage.files import held
+from storage.files import file_lock
 from storage.runs import RunPaths
 
 
@@ -61,7 +61,7 @@ def test_what_a_dry_run_names_is_what_goes(entente, runs):
 def test_a_run_at_work_is_left_alone_and_that_is_said(entente, runs, lock: str, words: list[str]):
     name = "going"
     (runs[name].checkpoints / ".step_000031.writing").mkdir()
-    with held(getattr(runs[name], lock)) as mine:
+    with file_lock(getattr(runs[name], lock)) as mine:
         assert mine
         before = content(runs[name].root)
         done = entente("runs", "clean", *words, "--keep-adapters", "1")

@@ -8,7 +8,7 @@ import pytest
 
 from entente.cli import main
 from storage.adapters import read_adapter
-from storage.files import held
+from storage.files import file_lock
 from storage.update_log import update_log_path
 
 
@@ -28,7 +28,7 @@ def test_both_steps_of_a_run_made_by_another_process_come_out_again_bitwise(trai
     """As a user has it; and the run is at work as far as its locks can tell."""
     _, paths, _ = trained
     lines = {line["step"]: line for line in map(json.loads, paths.metrics.read_text().splitlines())}
-    with held(paths.lock), held(paths.trainer_lock):
+    with file_lock(paths.lock), file_lock(paths.trainer_lock):
         done = workplace("runs", "replay-step", "--run", "first", "--step", "2")
     assert done.returncode == 0, done.stderr
     about, loss, norm, adapter, verdict = done.stdout.splitlines()

@@ -18,7 +18,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import Card, CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run
-from storage.files import held
+from storage.files import file_lock
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_i
 def test_a_run_that_is_being_trained_is_not_opened_a_second_time(settings: RunSettings):
     root = settings.paths.create().root
     settings.paths.settings.write_text(settings.model_dump_json())
-    with held(settings.paths.lock) as free:
+    with file_lock(settings.paths.lock) as free:
         assert free
         before = content(root)
         with pytest.raises(InputError, match="run 'mine' is being trained by another process"):

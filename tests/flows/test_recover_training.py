@@ -25,7 +25,7 @@ from entente.telemetry.child import process_start
 from flows.recover_training import SILENT, recover_training
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, machine, read_work, record_work
-from storage.files import held, publish_once
+from storage.files import file_lock, publish_once
 from storage.runs import RunPaths
 from tasks.train_policy import train_step
 
@@ -245,7 +245,7 @@ def test_tasks_of_a_run_that_was_killed_do_not_run_for_ever(place: Place):
 
 def test_a_second_look_leaves_all_to_the_first_without_waiting_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("flows.recover_training.get_client", None)  # nothing is asked of a server
-    with held(tmp_path / WORK_FOLDER / ".recovery.lock"):
+    with file_lock(tmp_path / WORK_FOLDER / ".recovery.lock"):
         assert asyncio.run(recover_training.fn(flow_run_id="", runs_root=tmp_path)) == {}
 
 

@@ -16,7 +16,7 @@ from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import read_facts
-from storage.files import held
+from storage.files import file_lock
 from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
 from tests.damage import flip
@@ -124,11 +124,11 @@ def test_a_run_without_any_step_has_sentences_in_place_of_empty_plots(run_folder
 
 def test_a_run_whose_process_lives_is_running_and_one_whose_process_died_is_not(run_folder: RunPaths, page_of: MakePage):
     run_folder.summary.unlink()
-    with held(run_folder.lock) as free:
+    with file_lock(run_folder.lock) as free:
         assert free
         assert "Running: 2 of 2 steps done" in page_of(run_folder).text
     assert "the run stopped before its last scores" in page_of(run_folder).text
-    with held(run_folder.lock) as free:
+    with file_lock(run_folder.lock) as free:
         assert free, "a report keeps no lock"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from entente.telemetry.errors import DataError, InputError
-from storage.files import folders_in, held, make_directory, names_in, publish_directory, publish_once
+from storage.files import file_lock, folders_in, make_directory, names_in, publish_directory, publish_once
 from storage.runs import check_name, check_runs_root
 
 
@@ -96,7 +96,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", refuses)
-    with pytest.raises(InputError, match="file locks"), held(tmp_path / ".lock"):
+    with pytest.raises(InputError, match="file locks"), file_lock(tmp_path / ".lock"):
         pass
 
 
@@ -183,11 +183,11 @@ def test_who_waited_for_a_lock_whose_folder_was_removed_gets_that_of_the_new_fol
     lock, got = tmp_path / "run" / ".lock", []
 
     def wait() -> None:
-        with held(lock, wait_s=20) as mine, held(lock) as somebody_else:
+        with file_lock(lock, wait_s=20) as mine, file_lock(lock) as somebody_else:
             got.append((mine, somebody_else))
 
     waiting = threading.Thread(target=wait)
-    with held(lock) as mine:
+    with file_lock(lock) as mine:
         assert mine
         waiting.start()
         time.sleep(0.3)  # by then it waits for this file

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.trainer_arms import gradient_of
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
-from entente.training.parallel import Peers, follow
+from entente.training.parallel import Peers, on_other_ranks
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater
@@ -47,7 +47,7 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     updater = Updater(policy, settings, peers)
     if peers is not None and not peers.leads:
         with suppress(RunEnded):
-            follow(peers, policy.parameters(), updater.compute)
+            on_other_ranks(peers, policy.parameters(), updater.compute)
         return {}
     stir_adapter(policy.parameters(), seed=1)  # not that of the followers, which take the leader's weights
     batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)

@@ -24,7 +24,7 @@ from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.distil_store import DistilQuery
-from storage.files import held
+from storage.files import file_lock
 from storage.ledger import Eligible, count_run
 from storage.retention import RetentionSettings
 from storage.runs import RunPaths
@@ -124,14 +124,14 @@ def test_two_trainers_of_one_run_exclude_each_other_and_one_that_dies_is_reporte
     first = TrainerProcess(paths, model, SETTINGS, StorageSettings(), threads=1)
     try:
         first.ready()
-        with held(paths.trainer_lock) as free:
+        with file_lock(paths.trainer_lock) as free:
             assert not free, "the kernel holds it for the first"
         monkeypatch.setattr(process, "_FORMER_TRAINER_S", 0.2)
         with ExitStack() as stack, pytest.raises(InputError, match="another trainer works on run 'run'"):
             process._open({"run": str(paths.root)}, stack)
         os.kill(first.pid, signal.SIGKILL)
         os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie's other threads may hold the lock a moment longer
-        with held(paths.trainer_lock) as free:
+        with file_lock(paths.trainer_lock) as free:
             assert free, "it ends with its process"
         with pytest.raises(TrainingError, match=r"exit code -9.*trainer\.log"):
             first.step(1, 1)

@@ -35,7 +35,7 @@ from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder
 from entente.training.settings import longest_sequence
 from entente.training.small_model import new_model, save_tokenizer, wanted_centres
-from storage.files import held, publish_directory
+from storage.files import file_lock, publish_directory
 
 _TOKENIZER_POSITIONS = 1500
 """Positions that the tokenizer is trained on: about fifty games, which have every word many times."""
@@ -50,7 +50,7 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
 
     Raises InputError if another process uses the folder or there are too few games, and DataError if a shard of games is damaged.
     """
-    with held(work.root / ".lock") as mine:
+    with file_lock(work.root / ".lock") as mine:
         if not mine:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
         if work.final.exists():  # the process was killed after publishing
