@@ -20,7 +20,7 @@ from storage.runs import RunPaths
 class LoggedUpdate:
     loss: float
     """Sum over its micro-batches."""
-    gradient_norm: float
+    grad_norm: float
     """Before clipping."""
     micro_batches: Sequence[float]
     """Loss of each micro-batch, in order; 0 without a branching token."""
@@ -48,9 +48,9 @@ class UpdateLog:
         return sum(update.loss for update in self.updates) / max(1, len(self.updates))
 
     @property
-    def gradient_norm(self) -> float:
-        """Maximum over the updates, like `train/gradient_norm`."""
-        return max((update.gradient_norm for update in self.updates), default=0.0)
+    def grad_norm(self) -> float:
+        """Maximum over the updates, like `train/grad_norm`."""
+        return max((update.grad_norm for update in self.updates), default=0.0)
 
     @property
     def micro_batches(self) -> list[list[float]]:

@@ -32,7 +32,7 @@ LAST_WORD_S = 15.0
 TABLE_ROWS = 100
 """Steps in the table. Prefect's UI renders every row; metrics.jsonl has all steps."""
 _STEP_COLUMNS = (
-    ("return", "{0:+.2f}", "train/return_mean"),
+    ("return", "{0:+.2f}", "train/reward"),
     ("decisions", "{0:.0f}", "train/decisions"),
     ("lag", "{0:.0f}", "train/policy_lag_max"),
     ("tokens/s", "{0:.0f}", "rollout/tokens_per_s"),

@@ -65,7 +65,7 @@ def _lines(replay: "Replay") -> list[str]:
     if replayed is not None:
         lines += [
             f"loss           {recorded.loss!r} recorded, {replayed.loss!r} now",
-            f"gradient norm  {recorded.gradient_norm!r} recorded, {replayed.gradient_norm!r} now",
+            f"gradient norm  {recorded.grad_norm!r} recorded, {replayed.grad_norm!r} now",
             f"adapter        {recorded.adapter_hash} recorded, {replayed.adapter_hash} now",
         ]
     if replay.difference is None:

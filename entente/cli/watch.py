@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _TICKS = "▁▂▃▄▅▆▇█"
 _CURVES = (
-    ("return", "train/return_mean", "{0:+.3f} centres"),
+    ("return", "train/reward", "{0:+.3f} centres"),
     ("entropy", "train/entropy", "{0:.3f} nats"),
-    ("gradient", "train/gradient_norm", "{0:.3g}"),
+    ("gradient", "train/grad_norm", "{0:.3g}"),
     ("mismatch", "train/log_ratio_lag0_p99", "{0:.2g} nats"),
     ("lag", "train/policy_lag_p50", "{0:.0f} versions"),
     ("decisions", "train/decisions", "{0:,.0f} a step"),

@@ -49,7 +49,7 @@ Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
 
 def returns(facts: RunFacts) -> str | None:
     """The learning curve: mean return of each step's training rows, with its interval."""
-    mean = np.array(facts.series("train/return_mean"))
+    mean = np.array(facts.series("train/reward"))
     if not np.isfinite(mean).any():
         return None
     figure, (axes,) = new_plot(high=3.2)
@@ -146,8 +146,8 @@ def health(facts: RunFacts) -> list[tuple[str, str]]:
                 "clipping",
                 "share of tokens",
                 [
-                    ("low", BLUE, facts.series("train/clipped_low_share")),
-                    ("high", ORANGE, facts.series("train/clipped_high_share")),
+                    ("low", BLUE, facts.series("train/clip_ratio_low")),
+                    ("high", ORANGE, facts.series("train/clip_ratio_high")),
                     ("left out", GREY, facts.series("train/left_out_share")),
                 ],
                 per_cent=True,
@@ -168,7 +168,7 @@ def health(facts: RunFacts) -> list[tuple[str, str]]:
             "Legal mass: probability of legal tokens without the mask. The loss does not train it; the mask enforces legality.",
         ),
         (
-            _lines(facts, "gradient", "norm", [("largest of the step's updates", ORANGE, facts.series("train/gradient_norm"))]),
+            _lines(facts, "gradient", "norm", [("largest of the step's updates", ORANGE, facts.series("train/grad_norm"))]),
             "Gradient norm before it is clipped to 1.",
         ),
     ]

@@ -107,7 +107,7 @@ class Watch:
         return "an update was skipped, because loss or gradient was not finite or there was nothing to train on"
 
     def _no_progress(self) -> str | None:
-        returns, steps = self._values("train/return_mean"), NO_PROGRESS_STEPS
+        returns, steps = self._values("train/reward"), NO_PROGRESS_STEPS
         if len(returns) < 2 * steps:
             return None
         before, since = _mean(returns[-2 * steps : -steps]), _mean(returns[-steps:])
@@ -155,7 +155,7 @@ class Watch:
         return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly explores"
 
     def _no_spread(self) -> str | None:
-        flat, usable = self._last("train/groups_no_spread"), self._last("train/groups_eligible")
+        flat, usable = self._last("train/groups_zero_std"), self._last("train/groups_eligible")
         if flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < NO_SPREAD_SHARE:
             return None
         return f"{flat / (flat + usable):.0%} of fresh groups have equal returns in all forks: they give no gradient"

@@ -32,7 +32,7 @@ class GameProgress:
 
 
 _LINE = (
-    ("train/return_mean", "return {0:+.2f}"),
+    ("train/reward", "return {0:+.2f}"),
     ("train/decisions", "decisions {0:.0f}"),
     ("train/policy_lag_max", "lag {0:.0f}"),
     ("rollout/tokens_per_s", "{0:.0f} tokens/s"),

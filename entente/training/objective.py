@@ -102,7 +102,7 @@ class StepFigures:
     """Seconds of the forwards, including the reference's, measured on the host."""
     backward_s: float
     """Seconds of the backwards, measured on the host."""
-    gradient_norm: float = float("nan")
+    grad_norm: float = float("nan")
     """Before clipping; NaN until the optimiser step."""
     skipped: bool = False
     """True if loss or gradient was not finite: the weights did not change."""

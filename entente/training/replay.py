@@ -38,16 +38,16 @@ class Tolerance:
 
     loss: float
     """Absolute, per micro-batch. A relative bound would mean little, because losses are sums of terms of both signs."""
-    gradient_norm: float
+    grad_norm: float
     """Relative."""
 
 
 TOLERANCES = {
-    "float32": Tolerance(loss=1e-4, gradient_norm=0.01),
-    "bfloat16": Tolerance(loss=0.02, gradient_norm=0.1),
+    "float32": Tolerance(loss=1e-4, grad_norm=0.01),
+    "bfloat16": Tolerance(loss=0.02, grad_norm=0.1),
 }
 """By training.dtype; applied if step or replay ran on a GPU, or if several processes computed the step. Not measured."""
-EXACT = Tolerance(loss=0.0, gradient_norm=0.0)
+EXACT = Tolerance(loss=0.0, grad_norm=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +241,9 @@ def _update_differs(
     pairs = {
         "the loss": (recorded.loss, again.loss, tolerance.loss * max(1, len(again.micro_batches))),
         "the gradient norm": (
-            recorded.gradient_norm,
-            again.gradient_norm,
-            tolerance.gradient_norm * abs(recorded.gradient_norm),
+            recorded.grad_norm,
+            again.grad_norm,
+            tolerance.grad_norm * abs(recorded.grad_norm),
         ),
     }
     for what, (then, now, allowed) in pairs.items():

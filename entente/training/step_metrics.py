@@ -19,7 +19,7 @@ def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
     seen = join_tokens([update.tokens for update in updates])
     figures = {
         "train/loss": float(np.mean([update.loss for update in updates])),
-        "train/gradient_norm": float(np.max([update.gradient_norm for update in updates])),
+        "train/grad_norm": float(np.max([update.grad_norm for update in updates])),
         "train/skipped": float(np.mean([update.skipped for update in updates])),
         "train/branching_tokens": float(len(seen)),
         "train/unique_tokens": float(sum(update.unique_tokens for update in updates)),
@@ -38,8 +38,8 @@ def _token_metrics(seen: np.ndarray) -> dict[str, float]:
         "train/ratio_off_p50": float(np.quantile(off, 0.5)),
         "train/ratio_off_p99": float(np.quantile(off, 0.99)),
         "train/ratio_off_max": float(off.max()),
-        "train/clipped_low_share": float(seen["clipped_low"].mean()),
-        "train/clipped_high_share": float(seen["clipped_high"].mean()),
+        "train/clip_ratio_low": float(seen["clipped_low"].mean()),
+        "train/clip_ratio_high": float(seen["clipped_high"].mean()),
         "train/left_out_share": float(seen["left_out"].mean()),
         "train/masked_share": float(masked.mean()),
         "train/effective_sample_share": effective_share(np.where(seen["left_out"], 0.0, ratio)),
@@ -120,7 +120,7 @@ def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> d
     lag = np.asarray(rows.column("policy_lag"))
     metrics = {"train/decisions": float(rows.num_rows), "train/tokens": float(len(batch.input_ids))}
     if len(batch.returns):
-        metrics["train/return_mean"] = float(batch.returns.mean())
+        metrics["train/reward"] = float(batch.returns.mean())
     return metrics | _lags(lag) | {f"train/groups_{name}": float(count) for name, count in counts.items()}
 
 

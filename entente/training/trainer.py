@@ -273,7 +273,7 @@ class Trainer:
         return published
 
     def _outcome(self, updates: Sequence[StepFigures]) -> UpdateLog:
-        recorded = [LoggedUpdate(loss=each.loss, gradient_norm=each.gradient_norm, micro_batches=each.losses) for each in updates]
+        recorded = [LoggedUpdate(loss=each.loss, grad_norm=each.grad_norm, micro_batches=each.losses) for each in updates]
         return UpdateLog(
             updates=recorded,
             device=self._policy.device.type,

@@ -206,7 +206,7 @@ class Updater:
         if finite:
             self.optimiser.step()
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        return replace(figures, gradient_norm=norm, skipped=not finite)
+        return replace(figures, grad_norm=norm, skipped=not finite)
 
 
 def _backward(

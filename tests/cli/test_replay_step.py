@@ -33,7 +33,7 @@ def test_both_steps_of_a_run_made_by_another_process_come_out_again_bitwise(trai
     assert done.returncode == 0, done.stderr
     about, loss, norm, adapter, verdict = done.stdout.splitlines()
     assert about == "step 2, replayed from the checkpoint of step 1" and verdict.startswith("all agree bitwise")
-    figures = lines[2].get("train/loss", 0.0), lines[2].get("train/gradient_norm", 0.0), read_adapter(paths, 2).adapter_hash
+    figures = lines[2].get("train/loss", 0.0), lines[2].get("train/grad_norm", 0.0), read_adapter(paths, 2).adapter_hash
     for line, figure in zip((loss, norm, adapter), figures, strict=True):
         assert line.endswith(f"{figure} recorded, {figure} now")
     assert done.stderr.splitlines()[0] == "replaying step 2 from the checkpoint of step 1"

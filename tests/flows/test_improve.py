@@ -68,7 +68,7 @@ def test_two_rounds_train_on_the_distil_targets_of_two_students_and_are_replayed
     facts = read_facts(paths)
     taught = [figures for step, figures in facts.steps.items() if step > 2]
     assert facts.done == rounds[-1]["version"] and len(taught) == facts.done - 2, "the report has the steps of the rounds"
-    assert not any("train/return_mean" in figures for figures in taught), "nothing was played, so there is no return"
+    assert not any("train/reward" in figures for figures in taught), "nothing was played, so there is no return"
     assert [point.version for point in facts.track][-2:] == [each["version"] for each in rounds]
     replayed = workplace("runs", "replay-step", "--run", "improved", "--step", str(steps[-1]))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

@@ -60,7 +60,7 @@ def make(tmp_path: Path) -> Callable[..., RunPaths]:
         paths.environment.write_text(json.dumps({"torch": "2.9", "cpu_cores": "2"}))
         for step in range(1, count + 1):
             write_ledger(paths, step, ledger_rows(step, dice), {"settings_hash": "s", "selection": "{}"})
-        lines = [{"step": step, "time/step_s": 2.0, "train/return_mean": 0.1 * step} for step in range(1, count + 1)]
+        lines = [{"step": step, "time/step_s": 2.0, "train/reward": 0.1 * step} for step in range(1, count + 1)]
         paths.metrics.write_text("\n".join(map(json.dumps, lines)))
         return paths
 

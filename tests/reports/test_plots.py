@@ -92,7 +92,7 @@ def test_the_plot_of_lags_says_the_run_s_figures():
 @pytest.mark.parametrize("most", [0.012, 0.4])
 def test_the_ticks_of_a_share_tell_their_true_values(most: float):
     """Equal distances between ticks are equal differences between what they say, which rounded ones are not."""
-    found = dict(plots.health(facts(steps={1: {"train/clipped_high_share": 0.0}, 2: {"train/clipped_high_share": most}})))
+    found = dict(plots.health(facts(steps={1: {"train/clip_ratio_high": 0.0}, 2: {"train/clip_ratio_high": most}})))
     (svg,) = [svg for svg in found if "clipping" in alt(svg)]
     shown = sorted({float(each) for each in re.findall(r">([\d.]+)%<", svg)})
     steps = [round(after - before, 6) for before, after in pairwise(shown)]

@@ -18,7 +18,7 @@ from entente.evaluation.strength import Score
 from storage.runs import RunPaths
 from tasks.artifacts import RunPage, result_page
 
-FIGURES = {"train/return_mean": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
+FIGURES = {"train/reward": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
 
 
 @flow(name="looked-at")

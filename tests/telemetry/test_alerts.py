@@ -9,11 +9,11 @@ from entente.telemetry.alerts import Watch
 
 CALM = {
     "train/skipped": 0.0,
-    "train/return_mean": 0.1,
+    "train/reward": 0.1,
     "train/policy_lag_p50": 1.0,
     "train/log_ratio_lag0_p99": 0.002,
     "train/entropy": 0.8,
-    "train/groups_no_spread": 2.0,
+    "train/groups_zero_std": 2.0,
     "train/groups_eligible": 20.0,
     "engine/ejections": 0.0,
 }
@@ -53,7 +53,7 @@ def test_an_alert_is_raised_when_its_rule_begins_to_hold_and_again_after_it_was_
         for _ in range(count):
             number += 1
             # Returns rise, so that a long calm is progress.
-            found = looking.step(number, CALM | {"train/return_mean": 0.1 * number} | figures)
+            found = looking.step(number, CALM | {"train/reward": 0.1 * number} | figures)
             assert all(alert.run == "mine" and alert.step == number for alert in found)
             raised.append([alert.name for alert in found])
             if found:
@@ -68,10 +68,10 @@ def test_an_alert_is_raised_when_its_rule_begins_to_hold_and_again_after_it_was_
 
 def test_no_progress_is_a_mean_that_did_not_rise(tmp_path: Path):
     looking = watch(tmp_path)
-    flat = [looking.step(step, CALM | {"train/return_mean": 0.5}) for step in range(1, 10)]
+    flat = [looking.step(step, CALM | {"train/reward": 0.5}) for step in range(1, 10)]
     assert [alert.name for found in flat for alert in found] == ["no_progress"] and flat[7], "after twice four steps"
     rising = watch(tmp_path)
-    assert not any(rising.step(step, CALM | {"train/return_mean": 0.01 * step}) for step in range(1, 20))
+    assert not any(rising.step(step, CALM | {"train/reward": 0.01 * step}) for step in range(1, 20))
 
 
 def test_a_run_is_stalled_once_and_no_longer_after_a_step(tmp_path: Path):

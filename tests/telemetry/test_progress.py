@@ -8,7 +8,7 @@ from entente.telemetry import progress
 from entente.telemetry.progress import Reporter, step_line
 
 FIGURES = {
-    "train/return_mean": -0.345,
+    "train/reward": -0.345,
     "train/decisions": 16.0,
     "train/policy_lag_max": 1.0,
     "rollout/tokens_per_s": 263.7,

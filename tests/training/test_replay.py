@@ -95,7 +95,7 @@ def test_a_step_comes_out_again_bitwise_and_nothing_in_the_run_changes(made, aga
     assert found.replayed is not None and found.replayed == found.recorded
     assert found.replayed.adapter_hash == read_adapter(paths, step).adapter_hash
     assert found.replayed.loss == reported[step - 1]["train/loss"]
-    assert found.replayed.gradient_norm == reported[step - 1]["train/gradient_norm"]
+    assert found.replayed.grad_norm == reported[step - 1]["train/grad_norm"]
     assert contents(paths.root) == before
 
 
@@ -133,7 +133,7 @@ def test_the_first_micro_batch_that_differs_is_named(paths, again):
 @pytest.mark.parametrize(
     ("change", "what", "update"),
     [
-        pytest.param(lambda stored: stored["updates"][0].update(gradient_norm=1.0), "the gradient norm", 1, id="norm"),
+        pytest.param(lambda stored: stored["updates"][0].update(grad_norm=1.0), "the gradient norm", 1, id="norm"),
         pytest.param(lambda stored: stored["updates"][1].update(loss=0.5), "the loss", 2, id="sum of losses"),
         pytest.param(lambda stored: stored["updates"].pop(), "the number of updates", None, id="updates"),
         pytest.param(lambda stored: stored["updates"][0]["micro_batches"].pop(), "the number of micro-batches", 1, id="batches"),
@@ -193,7 +193,7 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
     def change(stored: dict) -> None:
         stored.update(device="cuda", adapter_hash="0" * 32)
         stored["updates"][0]["micro_batches"][0] += 0.5 * allowed.loss
-        stored["updates"][0]["gradient_norm"] *= 1 + 0.5 * allowed.gradient_norm
+        stored["updates"][0]["grad_norm"] *= 1 + 0.5 * allowed.grad_norm
 
     alter(paths, 1, change)
     found = again(paths, 1)

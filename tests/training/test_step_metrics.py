@@ -49,7 +49,7 @@ def token_figures(seed: int, rows: list[int], **given: Any) -> np.ndarray:
 
 
 def update(seen: np.ndarray) -> StepFigures:
-    return StepFigures(losses=[0.5], tokens=seen, unique_tokens=30, plan_s=0.1, forward_s=1.0, backward_s=2.0, gradient_norm=2.0)
+    return StepFigures(losses=[0.5], tokens=seen, unique_tokens=30, plan_s=0.1, forward_s=1.0, backward_s=2.0, grad_norm=2.0)
 
 
 def test_figures_are_over_the_tokens_of_all_updates():
@@ -104,7 +104,7 @@ def test_lags_are_told_as_a_histogram_of_rows():
     rows = pa.table({"policy_lag": [0, 0, 1, 2, 3, 7, 7, 7]})
     found = selection_metrics(rows, {"no_spread": 3}, batch())
     shares = [found[f"train/policy_lag_{name}_share"] for name in ("0", "1", "2", "more")]
-    assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_no_spread"] == 3
+    assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_zero_std"] == 3
 
 
 def test_every_name_is_registered():

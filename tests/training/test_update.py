@@ -100,7 +100,7 @@ def test_a_gradient_that_is_too_long_is_scaled_down_and_told_as_it_was(paths, mo
     accumulated = updater.accumulate(batch, range(len(batch.returns)), advantages)
     before = [weight.grad.clone() for weight in updater.policy.parameters() if weight.grad is not None]
     length = float(torch.cat([part.flatten() for part in before]).norm())
-    assert updater.apply(accumulated).gradient_norm == pytest.approx(length, rel=1e-5) and length > 1e-2
+    assert updater.apply(accumulated).grad_norm == pytest.approx(length, rel=1e-5) and length > 1e-2
     after = [weight.grad for weight in updater.policy.parameters() if weight.grad is not None]
     for clipped, whole in zip(after, before, strict=True):
         torch.testing.assert_close(clipped, whole * (1e-3 / length), rtol=1e-3, atol=1e-12)
