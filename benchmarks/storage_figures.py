@@ -136,8 +136,9 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
 
 def rows_of(index: Index) -> pa.Table:
     query = (
-        'SELECT shard, "row", decision_id, start_group, fork, phase_index, power, phase, policy_version, 0::INTEGER AS policy_lag, '
-        'checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions ORDER BY start_group, power, fork'
+        'SELECT shard, "row", decision_id, start_group, fork, phase_index, power, phase, policy_version, '
+        '0::INTEGER AS policy_lag, checksum, "return", (-1)::INTEGER AS advantage_group FROM decisions '
+        "ORDER BY start_group, power, fork"
     )
     return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 

@@ -25,7 +25,7 @@ from entente.records.rows import Decision, PlayedPhase
 from entente.telemetry.errors import DataError
 from storage.files import publish_once
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 COMPONENTS = (  # reward components of every row
     "centres_gained",
     "sos_share",

@@ -1,4 +1,4 @@
-"""Selects the distillation targets ("distillation targets") of a trainer's step, and gathers them into arrays.
+"""Selects the distillation targets of a trainer's step, and gathers them into arrays.
 
 The ledgers of the run count how often a target was used. The selection is deterministic: the same files, ledgers and seed give
 the same targets. A file is verified when it is opened, and its bytes are compared again before each use. A damaged file is set
@@ -117,7 +117,8 @@ class DistilStore:
             sums = files[distil_target.shard].sums
             if distil_target.row >= len(sums) or int(sums[distil_target.row]) != distil_target.checksum:
                 raise ShardDamaged(
-                    f"Distillation targets {distil_target.shard}, row {distil_target.row} were replaced after they were chosen; restore the run's distillation targets.",
+                    f"Distillation targets {distil_target.shard}, row {distil_target.row} were replaced after they "
+                    "were chosen; restore the run's distillation targets.",
                     distil_target.shard,
                 )
         return _batch_of([(files[distil_target.shard].table, distil_target) for distil_target in distil_targets])

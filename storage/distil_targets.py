@@ -1,5 +1,4 @@
-"""Distillation targets ("distillation targets") in files: published once, verified when opened, and named by the ledgers of the steps that use
-them.
+"""Distillation targets in files: published once, verified when opened, and named by the ledgers of the steps that use them.
 
 `distil_targets/<round>/000064.arrow` holds the targets of consecutive visited positions of a round, named after the first one's
 number. The metadata hold the teacher's settings. A step's ledger names its targets in its metadata. `storage/distil_store.py`
@@ -46,7 +45,8 @@ def publish_distil_targets(
     for distil_target in distil_targets:
         if fault := _fault(distil_target):
             raise DataError(
-                f"The distillation target of {distil_target.power} at {distil_target.phase} (position {distil_target.snapshot_id}) cannot be used: {fault}; "
+                f"The distillation target of {distil_target.power} at {distil_target.phase} "
+                f"(position {distil_target.snapshot_id}) cannot be used: {fault}; "
                 "nothing was written. Fix the teacher."
             )
     path = distil_target_path(paths, round_name, first)

@@ -44,7 +44,7 @@ logger = logging.getLogger("entente.storage")
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""
 _TABLES = ("decisions", "advantage_groups", "phases", "batches")
-STANDINGS = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
+ELIGIBILITIES = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
 _SELECT_SQL = Path(__file__).with_name("select_batch.sql").read_text()
 _GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
 _GROUPS_VIEW = """
@@ -230,8 +230,8 @@ class Index:
         self._set(start_groups=start_groups)
         self._ask_user()
         rows = self.connection.sql(self._chosen_rows).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
-        by_standing = dict(self.connection.sql("SELECT eligibility, count(*) FROM group_eligibility GROUP BY ALL").fetchall())
-        counts = {name: by_standing.get(name, 0) + self._left[name] for name in STANDINGS}
+        by_eligibility = dict(self.connection.sql("SELECT eligibility, count(*) FROM group_eligibility GROUP BY ALL").fetchall())
+        counts = {name: by_eligibility.get(name, 0) + self._left[name] for name in ELIGIBILITIES}
         chosen = len(rows["advantage_group"].unique())
         if self._storage.selection and counts["eligible"] and not chosen:
             logger.warning("storage.selection returns none of the start groups that step %d can train on", step)

@@ -26,8 +26,8 @@ VIEWS = (
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
 _DISTIL_TARGET_COLUMNS = (
-    "distil_target_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher", "orders",
-    "values", "visits", "probabilities",
+    "distil_target_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher",
+    "orders", "values", "visits", "probabilities",
 )  # fmt: skip
 TokenText = Callable[[int], str | None]
 """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""

@@ -1,4 +1,4 @@
-"""The update_log of a step: the losses and gradient norms that a replay of the step must reproduce.
+"""The log of a step's updates: the losses and gradient norms that a replay of the step must reproduce.
 
 `ledger/step-000137.json` is written once, beside the step's ledger, after the step's checkpoint, and outlives checkpoint and
 adapter. It has the loss of every micro-batch, so that a replay can locate a difference. Training does not need it.
@@ -69,7 +69,7 @@ def write_update_log(paths: RunPaths, step: int, update_log: UpdateLog) -> None:
 
 
 def read_update_log(paths: RunPaths, step: int) -> UpdateLog | None:
-    """The update_log of `step`, if recorded; raises DataError if the file is damaged or belongs to another step."""
+    """The log of `step`, if recorded; raises DataError if the file is damaged or belongs to another step."""
     path = update_log_path(paths, step)
     try:
         stored = read_object(path)
@@ -78,7 +78,7 @@ def read_update_log(paths: RunPaths, step: int) -> UpdateLog | None:
     except FileNotFoundError:
         return None
     except (DataError, TypeError, KeyError) as error:
-        raise DataError(f"'{path}' is not the update_log of a step ({error}): restore it from a copy") from error
+        raise DataError(f"'{path}' is not the log of a step ({error}): restore it from a copy") from error
     if number != step:
-        raise DataError(f"'{path}' is the update_log of step {number}: it is a copy or was renamed; remove it")
+        raise DataError(f"'{path}' is the log of step {number}: it is a copy or was renamed; remove it")
     return update_log

@@ -60,7 +60,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The final power_scores of two forks with the same seeds."""
+    """The final scores of two forks with the same seeds."""
 
     number: int
     """From 0; part of the seeds."""

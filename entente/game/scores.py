@@ -1,7 +1,7 @@
 """Reward components of a stretch of play, and the horizon.
 
-Each component is the difference of a measure between two power_scores, so components of consecutive stretches add up to the last
-power_scores minus the first. The settings of a run define how components are weighted. Counts (dislodgements, void and bounced
+Each component is the difference of a measure at two moments, so components of consecutive spans add up to the last
+scores minus the first. The settings of a run define how components are weighted. Counts (dislodgements, void and bounced
 orders) start at the fork.
 """
 
@@ -107,10 +107,10 @@ _MEASURES: dict[str, Callable[[PowerScores, str], float]] = {
 
 
 def compute_power_scores(board: "Board", before: PowerScores | None = None, played: "PhaseResult | None" = None) -> PowerScores:
-    """The power_scores of all powers of `board` now.
+    """The scores of all powers of `board` now.
 
     Args:
-        before: power_scores before the last phase; if None, counts start at 0 here.
+        before: scores before the last phase; if None, counts start at 0 here.
         played: the last phase.
     """
     if before is None or played is None:
@@ -132,7 +132,7 @@ def compute_power_scores(board: "Board", before: PowerScores | None = None, play
 
 
 def components(before: PowerScores, after: PowerScores, power: str) -> dict[str, float]:
-    """Change of each measure for `power` between two power_scores, by its name."""
+    """Change of each measure for `power` between two moments, by its name."""
     return {name: measure(after, power) - measure(before, power) for name, measure in _MEASURES.items()}
 
 

@@ -73,7 +73,7 @@ def _position(game: Board, looks_back: bool) -> object:
 
 
 def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> PowerScores:
-    """The power_scores after scripted play to the horizon, counted from the phase `start`."""
+    """The scores after scripted play to the horizon, counted from the phase `start`."""
     while not horizon_reached(start, game.phase, years):
         game.advance(_scripted(game, seats, name))
     return compute_power_scores(game)
@@ -86,7 +86,7 @@ def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
 
 
 def value_of(power_scores: PowerScores, power: str, settings: SearchSettings) -> float:
-    """Value of a power_scores for `power`: centres (0 to 34), or share of squared centres (0 to 1; 1 after a solo)."""
+    """Value of a position for `power`: centres (0 to 34), or share of squared centres (0 to 1; 1 after a solo)."""
     return float(power_scores.centres[POWERS.index(power)]) if settings.value == "centres" else power_scores.sos_share(power)
 
 

@@ -1,4 +1,4 @@
-"""A distillation target (distillation target): a decision position that the student reached, with the answers of a teacher.
+"""A distillation target: a decision position that the student reached, with the answers of a teacher.
 
 Each field has its Arrow type as annotation, and `storage/arrow_files.py` builds the schema from this class. If you change a
 field, increase `SCHEMA_VERSION` there.

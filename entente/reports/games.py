@@ -51,7 +51,8 @@ WITH played AS (
         min(status) AS status, sum(centres_gained) AS gain
     FROM decisions GROUP BY ALL
 ), boards AS (
-    SELECT shard, producer, start_group, fork, count(*) AS phases, arg_min(phase, phase_index) AS first, arg_max(phase, phase_index) AS last
+    SELECT shard, producer, start_group, fork, count(*) AS phases,
+        arg_min(phase, phase_index) AS first, arg_max(phase, phase_index) AS last
     FROM phases GROUP BY ALL
 )
 SELECT producer, start_group, fork, shard, coalesce(phases, 0), coalesce(first, ''), coalesce(last, ''), powers, version, status,

@@ -3,7 +3,8 @@
     <run>/improve/round-0001.json           its settings and its student, written when it begins
     <run>/improve/round-0001.result.json    its figures, written when it is done
 
-Everything between the two is in shards, distillation targets, ledgers and checkpoints. This module plays, labels and trains nothing.
+Everything between the two is in shards, distillation targets, ledgers and checkpoints. This module plays, labels and
+trains nothing.
 """
 
 import json
@@ -112,7 +113,8 @@ def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
     if (before := read_object(_file(paths, number))["student"]) != str(student):
         raise InputError(
             f"round {number} of run '{paths.root.name}' began to label for {before}, and the run holds {student} now: remove "
-            f"'{_file(paths, number)}', 'distillation targets/{round_name(number)}' and 'shards/visit-{round_name(number)}' to begin it again"
+            f"'{_file(paths, number)}', 'distil_targets/{round_name(number)}' and 'shards/visit-{round_name(number)}' "
+            "to begin it again"
         )
 
 

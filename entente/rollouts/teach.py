@@ -1,8 +1,8 @@
-"""Search as a teacher: visits positions that the student reaches, has them labelled, and makes distillation targets of the answers.
+"""Search as a teacher: labels positions that the student reaches, and makes distillation targets of the answers.
 
 The student's games are ordinary start groups with one fork each, under a producer of the round. With a single fork an advantage
-group has one decision, so no step selects these rows. The distillation targets of a shard of visits are one file with the same number. Whoever
-repeats a task finds its file.
+group has one decision, so no step selects these rows. The distillation targets of a shard of visits
+are one file with the same number. Whoever repeats a task finds its file.
 
 Proposals are drawn on the engine's event loop. Their playouts run in processes of their own, on all cores. Nothing here trains.
 """

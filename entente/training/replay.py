@@ -98,8 +98,8 @@ class _Replayer:
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
-        outcomes = (read_update_log(self._paths, number) for number in steps)
-        if any(update_log.processes > 1 for update_log in outcomes if update_log):
+        logs = (read_update_log(self._paths, number) for number in steps)
+        if any(update_log.processes > 1 for update_log in logs if update_log):
             tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
@@ -186,7 +186,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
     Raises InputError if the step does not exist or is not done yet, or a file that it needs is missing, and DataError if one
     is damaged.
     """
-    recorded = recorded_outcome(paths, step, training)
+    recorded = recorded_update_log(paths, step, training)
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
     disable_progress_bar()  # loading the model would show one; the steps are reported instead
     before = torch.get_num_threads()
@@ -205,7 +205,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
         torch.set_num_threads(before)
 
 
-def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> UpdateLog:
+def recorded_update_log(paths: RunPaths, step: int, training: TrainingSettings) -> UpdateLog:
     """Raises InputError if the step does not exist, is not done yet, or was trained with other settings."""
     steps, name = recorded_steps(paths), paths.root.name
     if step not in steps:
@@ -215,7 +215,7 @@ def recorded_outcome(paths: RunPaths, step: int, training: TrainingSettings) -> 
         raise InputError(f"step {step} does not exist: run '{name}' {there}")
     recorded = read_update_log(paths, step)
     if recorded is None:
-        why = "is not done yet: try again later" if step == steps[-1] else "has no update_log file to compare with"
+        why = "is not done yet: try again later" if step == steps[-1] else "has no update log to compare with"
         raise InputError(f"step {step} of run '{name}' {why}")
     rows = read_ledger(paths, step)
     if rows is not None and metadata_of(rows)["settings_hash"] != settings_hash(training):

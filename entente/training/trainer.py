@@ -141,8 +141,8 @@ class Trainer:
         return self._store.left(query)
 
     def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> TrainedStep:
-        """Train on rows of at most `start_groups` start groups and on `distil_targets`, and publish policy version `step`. A step that
-        is repeated takes both from its ledger.
+        """Train on rows of at most `start_groups` start groups and on `distil_targets`, and publish policy version `step`. A
+        step that is repeated takes both from its ledger.
 
         Raises:
             TrainingError: the step is not the next one, another trainer holds it, or three updates in a row were not finite.
@@ -172,7 +172,7 @@ class Trainer:
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
-        self.published = self._save(step, metrics, self._outcome(updates))
+        self.published = self._save(step, metrics, self._update_log(updates))
         self.step_done = step
         metrics["train/save_s"] = time.perf_counter() - updated
         return TrainedStep(published=self.published, metrics=metrics)
@@ -272,7 +272,7 @@ class Trainer:
             write_update_log(self._paths, state.step, update_log)
         return published
 
-    def _outcome(self, updates: Sequence[StepFigures]) -> UpdateLog:
+    def _update_log(self, updates: Sequence[StepFigures]) -> UpdateLog:
         recorded = [LoggedUpdate(loss=each.loss, grad_norm=each.grad_norm, micro_batches=each.losses) for each in updates]
         return UpdateLog(
             updates=recorded,

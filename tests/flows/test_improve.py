@@ -99,7 +99,7 @@ def test_training_goes_on_after_a_round(workplace, mixed):
 
 @pytest.mark.slow
 def test_a_round_that_was_killed_ends_with_the_weights_of_one_that_was_not(workplace, copy, two_rounds):
-    """Quick tests hold its parts: labels are asked once, no distillation target is used twice, a round that was begun keeps its settings."""
+    """Quick tests hold its parts: labels are asked once, no target is used twice, a round that was begun keeps its settings."""
     killed, (whole, (found, _)) = copy("killed-round"), two_rounds
     process = workplace.start("improve", "--run", "killed-round", *WORDS.split())
     while process.poll() is None and len(recorded_steps(killed)) < 4:  # two steps of the run, and the second of the round

@@ -58,7 +58,8 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
 
 
 def make_distil_target(rng: random.Random, number: int, **given: Any) -> DistilTarget:
-    """A distillation target of two or three proposals of a few random tokens; the last one has probability 0. ``given`` replaces any field."""
+    """A distillation target of two or three proposals of a few random tokens; the last one has probability 0. `given`
+    replaces any field."""
     proposals = [[rng.randrange(600) for _ in range(rng.randint(1, 5))] for _ in range(rng.choice([2, 3]))]
     tokens = [token for proposal in proposals for token in proposal]
     sets = [sorted({token, *rng.sample(range(600), rng.choice([0, 1, 4]))}) for token in tokens]

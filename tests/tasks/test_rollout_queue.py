@@ -25,7 +25,8 @@ LAST_STEP = 6
 
 
 class Field:
-    """Source and trainer in one: the test says when and how a range of groups ends; what was published and not yet trained is ready."""
+    """Source and trainer in one: the test says when and how a range of groups ends; what was published and
+    not yet trained is ready."""
 
     def __init__(self) -> None:
         self.begun: list[GroupRange] = []

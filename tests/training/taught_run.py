@@ -1,4 +1,4 @@
-"""Distillation targets for the rows of a run: the answers of the forks at one position are the proposals of a teacher made of dice."""
+"""Distillation targets for the rows of a run: the answers of the forks at one position are the proposals of a random teacher."""
 
 import json
 import random

@@ -242,7 +242,7 @@ def test_a_damaged_shard_is_named_where_it_lies(paths, again):
     assert str(shard) in str(refused.value) and "entente-replay" not in str(refused.value)
 
 
-def test_an_outcome_that_was_altered_beyond_reading_is_an_error(paths, again):
+def test_an_update_log_that_was_altered_beyond_reading_is_an_error(paths, again):
     update_log_path(paths, 1).write_text("{}")
     with pytest.raises(DataError, match="is not the update_log of a step"):
         again(paths, 1)
