@@ -3,7 +3,7 @@
 
 BIN := .venv/bin
 # Python's own variables of a shell or container stay outside: with PYTHONDONTWRITEBYTECODE each of hundreds of processes would
-# compile the rooms, and pytest would rewrite every test again. PYTHON chooses the interpreter.
+# compile the packages, and pytest would rewrite every test again. PYTHON chooses the interpreter.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .DEFAULT_GOAL := help
@@ -43,7 +43,7 @@ test-slow: setup-dev ## Run the tests that take hours
 test-mutations: setup-dev ## Break one rule of the code at a time, and show that a test goes red each time
 	$(BIN)/python -m tests.mutations.mutate --jobs 2 $(ARGS)
 
-check: setup-dev ## Lint, format, types, and the floors that imports must keep
+check: setup-dev ## Lint, format, types, and the layers that imports must keep
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright

@@ -1,4 +1,4 @@
-"""What tests of several rooms share: a small real model, positions to play, an engine whose odds are known, a
+"""What tests of several packages share: a small real model, positions to play, an engine whose odds are known, a
 Prefect server, the `entente` command, and one whole run that it made.
 """
 

@@ -107,10 +107,10 @@ def test_the_tree_of_the_readme_is_the_tree_on_disk():
 
 
 def test_the_floors_of_the_architecture_page_are_those_that_the_tool_holds():
-    (layers,) = [contract["layers"] for contract in PYPROJECT["tool"]["importlinter"]["contracts"] if contract["id"] == "floors"]
-    held = [{room.strip().removeprefix("entente.") for room in layer.split("|")} for layer in layers[1:]]
+    (layers,) = [contract["layers"] for contract in PYPROJECT["tool"]["importlinter"]["contracts"] if contract["id"] == "layers"]
+    held = [{package.strip().removeprefix("entente.") for package in layer.split("|")} for layer in layers[1:]]
     shown = [re.split(r"\s{2,}", line)[0].split(" | ") for line in blocks(ARCHITECTURE, "")[0].splitlines()[1:]]
-    assert [{room.removesuffix("/") for room in floor} for floor in shown] == held
+    assert [{package.removesuffix("/") for package in layer} for layer in shown] == held
 
 
 def test_a_command_that_is_shown_can_be_typed_and_one_that_is_named_exists():

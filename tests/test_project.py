@@ -1,7 +1,7 @@
 """Claims about the project as a whole: what it is made of, what it needs, how it is set up.
 
 Lists that must agree (packages on disk, in the wheel, in the contracts; ranges and lock) are compared here,
-so that a new room or a new dependency cannot be half declared.
+so that a new package or a new dependency cannot be half declared.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 CONTRACTS = {contract["id"]: contract for contract in PYPROJECT["tool"]["importlinter"]["contracts"]}
 
-ROOMS = {*PACKAGES, *(f"entente.{path.parent.name}" for path in (ROOT / "entente").glob("*/__init__.py"))} - {"entente"}
-"""What stands on a floor: the folders of the pipeline at the top, and those of the package `entente`."""
+PACKAGE_NAMES = {*PACKAGES, *(f"entente.{path.parent.name}" for path in (ROOT / "entente").glob("*/__init__.py"))} - {"entente"}
+"""The packages with a layer: those of the pipeline, and those in `entente`."""
 
 # What takes seconds or hundreds of megabytes to import.
 HEAVY = {"torch", "vllm", "prefect", "wandb"}
@@ -71,23 +71,23 @@ def test_every_tool_looks_at_every_package(listed: list[str]):
 
 
 def test_every_package_stands_on_one_floor():
-    floors = [room.strip(" ()") for layer in CONTRACTS["floors"]["layers"] for room in layer.split("|")]
-    assert len(floors) == len(set(floors))
-    assert len(ROOMS) > 15 and set(floors) >= ROOMS
+    layered = [package.strip(" ()") for layer in CONTRACTS["layers"]["layers"] for package in layer.split("|")]
+    assert len(layered) == len(set(layered))
+    assert len(PACKAGE_NAMES) > 15 and set(layered) >= PACKAGE_NAMES
 
 
 def test_every_room_names_a_file_of_its_own_to_read_first():
-    folders = [ROOT / room.replace(".", "/") for room in ROOMS]
+    folders = [ROOT / package.replace(".", "/") for package in PACKAGE_NAMES]
     assert len(folders) > 15
-    named = {room: re.search(r"Read `(\w+\.py)` first", (room / "__init__.py").read_text()) for room in folders}
-    assert [room.name for room, file in named.items() if file is None or not (room / file[1]).is_file()] == []
+    named = {package: re.search(r"Read `(\w+\.py)` first", (package / "__init__.py").read_text()) for package in folders}
+    assert [package.name for package, file in named.items() if file is None or not (package / file[1]).is_file()] == []
 
 
 def test_every_room_is_kept_from_heavy_and_foreign_libraries():
-    """A new room that no contract names could import all of them."""
+    """A new package that no contract names could import all of them."""
     contracts = [contract for contract in CONTRACTS.values() if contract["type"] == "forbidden"]
-    assert len(contracts) > 4 and len(ROOMS) > 15
-    assert {room for contract in contracts for room in contract["source_modules"]} >= ROOMS
+    assert len(contracts) > 4 and len(PACKAGE_NAMES) > 15
+    assert {package for contract in contracts for package in contract["source_modules"]} >= PACKAGE_NAMES
     assert not any("ignore_imports" in contract for contract in contracts)
 
 

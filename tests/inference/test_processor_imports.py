@@ -39,6 +39,6 @@ def test_the_processor_needs_numpy_and_torch_alone():
     loaded = [name for name in server.stdout.split() if name.partition(".")[0] not in ("numpy", "torch")]
     assert "entente.decoding.legal_table" in loaded
     assert {name.partition(".")[0] for name in loaded} == {"entente"}
-    rooms = {name.split(".")[1] for name in loaded if "." in name}
-    assert rooms == {"decoding", "inference", "telemetry"}
+    packages = {name.split(".")[1] for name in loaded if "." in name}
+    assert packages == {"decoding", "inference", "telemetry"}
     assert "entente.decoding.table_builder" not in loaded
