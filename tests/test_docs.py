@@ -79,10 +79,9 @@ def entente_commands() -> list[list[str]]:
         nested = re.findall(r"\$\((entente [^)]*)\)", line)
         # What follows a wide gap or a # is a remark.
         for command in [re.split(r"\s+# |\s{3,}", line.strip())[0], *nested]:
-            words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", command)) if "entente " in command else []
-            words = words[: words.index(">")] if ">" in words else words
-            if words[:1] == ["entente"]:
-                found[tuple(words[1:])] = None
+            if typed := re.fullmatch(r"(?:[A-Z_]+=\S+ )*entente (.*)", command):
+                words = shlex.split(typed[1])
+                found[tuple(words[: words.index(">")] if ">" in words else words)] = None
     return list(map(list, found))
 
 

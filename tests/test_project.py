@@ -108,7 +108,7 @@ from entente.telemetry import cards, machine
 machine.environment(), cards.visible_cards(), cards.torch_cuda()
 absent(*machine.DISTRIBUTIONS)
 from entente import game
-from entente.game import legal, players, prompts, scores, snapshot
+from entente.game import legal, prompts, scores, scripted, snapshot
 absent("diplomacy")
 modules = list(pkgutil.iter_modules(game.__path__))
 assert len(modules) > 15

@@ -133,7 +133,7 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
             "lower inference.kv_cache_gib from 9999 to",
         ),
         (["train", "--dry-run", "--inference.model", "{cut}"], "model.safetensors' is cut or damaged (it has "),
-        (["train", "--dry-run", "--runs-root", "gpt2/config.json"], "config.json' is no folder"),
+        (["train", "--dry-run", "--runs-root", "gpt2/config.json"], "config.json' is not a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -220,7 +220,7 @@ def test_a_piece_after_a_mark_of_several_letters_is_encoded_with_the_whole_mark_
 
 
 def test_a_tokenizer_that_spells_a_prompt_only_as_a_whole_is_refused():
-    with pytest.raises(InputError, match="encodes a prompt only as a whole, so that powers of a position could share nothing"):
+    with pytest.raises(InputError, match="encodes a prompt only as a whole"):
         PromptForm(Letters(r"(?s:.+)ORDERS:"), SETTINGS)
 
 

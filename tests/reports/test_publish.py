@@ -186,7 +186,7 @@ REFUSED = {
         InputError,
         "trained on another base model",
     ),
-    "no prompts": (lambda folder: (folder / "recipe.json").unlink(), InputError, r"has no recipe.json that says how its prompts"),
+    "no prompts": (lambda folder: (folder / "recipe.json").unlink(), InputError, r"has no recipe.json with prompt settings"),
     "a rank too large": (outside(change_json("adapter_config.json", r=1024)), DataError, "has rank 1024 but .* take rank 512"),
 }
 
@@ -239,7 +239,7 @@ def models(tmp_path: Path, model: Path) -> Path:
 def room_for(share: float, base: Path) -> int:
     """Bytes of a folder that has room for this share of the weights."""
     rest = sum(file.stat().st_size for file in base.glob("tokenizer*.json"))
-    return round(share * (base / "model.safetensors").stat().st_size) + rest + publishing._CARD_ROOM
+    return round(share * (base / "model.safetensors").stat().st_size) + rest + publishing._CARD_BYTES
 
 
 def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_path: Path):
