@@ -44,7 +44,7 @@ logger = logging.getLogger("entente.storage")
 _SHARDS_PER_INSERT = 256
 """An insert costs more than its rows."""
 _TABLES = ("decisions", "advantage_groups", "phases", "batches")
-ELIGIBILITIES = ("eligible", "used", "unusable", "ahead", "expired", "no_spread")
+ELIGIBILITIES = ("eligible", "used", "unusable", "ahead", "expired", "zero_std")
 _SELECT_SQL = Path(__file__).with_name("select_batch.sql").read_text()
 _GROUPS_SQL = Path(__file__).with_name("advantage_groups.sql").read_text()
 _GROUPS_VIEW = """

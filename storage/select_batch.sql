@@ -6,7 +6,7 @@
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than `max_policy_lag` versions behind
---      no_spread  its returns differ by a millionth at most, which is rounding of float32 components: no gradient
+--      zero_std  its returns differ by a millionth at most, which is rounding of float32 components: no gradient
 --      eligible   none of these
 CREATE OR REPLACE TEMP TABLE group_eligibility AS
 WITH uses AS (
@@ -28,7 +28,7 @@ SELECT
         WHEN NOT usable THEN 'unusable'
         WHEN newest_version > getvariable('policy_version') THEN 'ahead'
         WHEN group_lag > getvariable('max_policy_lag') THEN 'expired'
-        WHEN NOT has_spread THEN 'no_spread'
+        WHEN NOT has_spread THEN 'zero_std'
         ELSE 'eligible'
     END AS eligibility
 FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);

@@ -39,7 +39,7 @@ _HISTORY = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     name: str
-    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, no_spread, disk or worker_lost; the flow
+    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, zero_std, disk or worker_lost; the flow
     `recover-training` raises not_recovered."""
     run: str
     step: int
@@ -66,7 +66,7 @@ class Watch:
             "mismatch": self._mismatch,
             "ratio": self._ratio,
             "entropy": self._entropy,
-            "no_spread": self._no_spread,
+            "zero_std": self._zero_std,
             "worker_lost": self._worker_lost,
             "disk": self._disk,
         }
@@ -154,7 +154,7 @@ class Watch:
             return None
         return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly explores"
 
-    def _no_spread(self) -> str | None:
+    def _zero_std(self) -> str | None:
         flat, usable = self._last("train/groups_zero_std"), self._last("train/groups_eligible")
         if flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < NO_SPREAD_SHARE:
             return None

@@ -128,7 +128,7 @@ def naive_selection(
         elif lag[group] > storage.max_policy_lag:
             eligibility[group] = "expired"
         elif max(values) - min(values) <= 1e-6:
-            eligibility[group] = "no_spread"
+            eligibility[group] = "zero_std"
         else:
             eligibility[group] = "eligible"
     fresh = {group for group in groups if 0 <= lag[group] <= storage.max_policy_lag}

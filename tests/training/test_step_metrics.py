@@ -102,7 +102,7 @@ def test_lag_zero_figures_are_of_the_first_update_and_of_rows_that_the_trained_v
 
 def test_lags_are_told_as_a_histogram_of_rows():
     rows = pa.table({"policy_lag": [0, 0, 1, 2, 3, 7, 7, 7]})
-    found = selection_metrics(rows, {"no_spread": 3}, batch())
+    found = selection_metrics(rows, {"zero_std": 3}, batch())
     shares = [found[f"train/policy_lag_{name}_share"] for name in ("0", "1", "2", "more")]
     assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_zero_std"] == 3
 
