@@ -31,11 +31,11 @@ class CacheSettings(Settings):
     phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")
     """Phases to freeze: season and kind (M movement, R retreats, A adjustments)."""
     spread: Literal["years", "strata"] = "strata"
-    """Which phases of a source game are frozen: 'years', one of each of four equal stretches; 'strata', the four of the
+    """Which phases of a source game are frozen: 'years', one from each quarter of the game; 'strata', the four of the
     rarest strata (year, kind of phase, balance of power)."""
     from_run: str = ""
-    """Run whose rollouts give a share of the training positions; empty: none; 'newest': the run, groups and share of the newest
-    refresh with the same other settings, and none if there is no such refresh."""
+    """Run whose rollouts give a share of the training positions; empty: none; 'newest': start
+    from the newest refresh whose other cache settings equal these, or from the plain cache if there is none."""
     from_groups: Annotated[int, Field(ge=0)] = 0
     """Start groups of that run that count: those with smaller numbers."""
     on_policy_share: Annotated[float, Field(gt=0, lt=1)] = 0.25

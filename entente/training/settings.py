@@ -78,8 +78,8 @@ class TrainingSettings(Settings):
     lora_alpha: Annotated[float, Field(gt=0)] = 32.0
     """Numerator of the adapter's scale, alpha / rank."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    """AdamW learning rate, the highest of the schedule. Where files and flags name a model of another width than the preset's,
-    and no rate, the usual one of that width."""
+    """Peak learning rate of AdamW. If you choose a model of another width than the preset's and no rate, the run takes the usual
+    rate of that width."""
     rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after the warm-up: constant, or a linear or cosine decay until decay_steps."""
     warm_up_steps: Annotated[int, Field(ge=0)] = 0
