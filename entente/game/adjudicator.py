@@ -59,9 +59,9 @@ class Adjudicator(RuledGame):
         return movement_orders(_map_tables(), units, self._convoys()[2])
 
     def take_orders(self, power: str, orders: list[str]) -> int:
-        """Set the orders of `power`, each of them one legal text; returns the number of orders that the engine refused.
+        """Set the legal orders of `power`; returns the number that the engine refused.
 
-        In a movement phase an order is stored without parsing: checking it would cost more than listing it did.
+        In a movement phase this stores orders unparsed: checking one would cost more than listing it did.
         """
         if self.phase_type != "M":
             refused = len(self.error)
@@ -79,8 +79,7 @@ class Adjudicator(RuledGame):
     def adjudicate(self) -> dict[str, tuple[str, ...]]:
         """Play the phase with the orders set so far; returns result marks per unit, empty for an order that succeeded.
 
-        This is `Game.process` without the phase record that it returns and without histories. The record costs a third of the
-        call.
+        `Game.process` without histories and without its phase record, which costs a third of the call.
         """
         self.error = []
         self._resolve()
@@ -112,7 +111,7 @@ class Adjudicator(RuledGame):
         return twin
 
     def get_current_phase(self) -> str:
-        """Short name of the phase. The engine takes the long one apart at each of some ten calls a phase."""
+        """Cached short name of the phase: the engine asks for it some ten times a phase and parses the long name each time."""
         return _short_name(self.phase)
 
     def _build_list_possible_convoys(self) -> None:
@@ -121,7 +120,6 @@ class Adjudicator(RuledGame):
         self.convoy_paths_possible, self.convoy_paths_dest, _ = self._convoys()
 
     def _convoys(self) -> tuple[Any, Any, Convoys]:
-        """The engine's two convoy tables for the present fleets at sea, and our `Convoys` made from them."""
         fleets = [unit[2:] for power in self.powers.values() for unit in power.units if unit[0] == "F"]
         at_sea = frozenset(loc for loc in fleets if self.map.area_type(loc) in ("WATER", "PORT"))
         tables = _convoy_tables.get(at_sea)
@@ -150,7 +148,7 @@ def _short_name(phase: str) -> str:
 
 
 def _blank_copy(original: Any, slots: tuple[str, ...]) -> Any:
-    """A new object of the same class, made without its constructor. Lists and sets are copied, as is `dislodged`."""
+    """A shallow copy made without the constructor; lists, sets and `dislodged` are copied too."""
     twin = object.__new__(type(original))
     for name in slots:
         value = getattr(original, name)
@@ -167,7 +165,6 @@ def _copy_power(power: Power, game: Adjudicator) -> Power:
 
 
 def marks_by_unit(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The result marks of each unit's order as strings; empty for an order that succeeded."""
     return {unit: tuple(str(mark) for mark in marks if str(mark)) for unit, marks in results.items() if unit != "WAIVE"}
 
 
@@ -204,7 +201,7 @@ def freeze(game: Game) -> str:
 
 
 def thaw(position: dict[str, Any]) -> Adjudicator:
-    """A game that continues from a frozen position. It keeps parts of `position`, so the caller must not reuse the dictionary.
+    """A game that continues from a frozen position. It takes ownership of `position`.
 
     Raises:
         ValueError: it is on another map, or has other powers.
@@ -241,7 +238,7 @@ def check_map(position: Mapping[str, Any]) -> None:
 
 
 def new_game(rules: tuple[str, ...] | None = None) -> Adjudicator:
-    """A new game at its first phase: a copy of one that is kept, because the constructor reads rule files."""
+    """A new game at its first phase, copied from a cached one because the constructor reads rule files."""
     return _template(rules).fork()
 
 

@@ -2,7 +2,7 @@
 
 Other packages use the rules engine only through `Board`. Legal orders are computed once per phase and shared with forks. An
 illegal order is rejected and counted. A restored or forked board continues exactly as the original would. Of its history a board
-keeps the orders of the last movement phase; a caller that needs more stores each `PhaseResult`.
+keeps only the orders of the last movement phase; callers that need more store each `PhaseResult`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +40,7 @@ class BoardPath(StrEnum):
     PLAIN = "plain"
     """Public calls of the engine, with our rules: several times slower."""
     PACKAGE = "package"
-    """Public calls of the engine, which breaks the published rules where docs/decisions.md says so: for games that it judged."""
+    """Public calls of the engine, with its own rules, for games that it adjudicated; docs/decisions.md lists the differences."""
 
 
 _KINDS = {BoardPath.PLAIN: PlainGame, BoardPath.PACKAGE: PackageGame}
@@ -48,12 +48,10 @@ _KINDS = {BoardPath.PLAIN: PlainGame, BoardPath.PACKAGE: PackageGame}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseResult:
-    """The record of one played phase."""
-
     phase: str
     """Short name of the phase, for example "S1903M"."""
     orders: dict[str, tuple[str, ...]]
-    """Accepted orders per power in `step`'s argument, in the order given."""
+    """Accepted orders per power in `step`'s argument, in the argument's order."""
     results: dict[str, tuple[str, ...]]
     """Result marks per unit, for example ("bounce",) or ("cut", "dislodged"); empty for an order that succeeded."""
     rejected: dict[str, int]
@@ -80,12 +78,10 @@ class Board:
 
     @classmethod
     def start(cls, path: BoardPath = BoardPath.FAST) -> "Board":
-        """A new game at its first phase."""
         return cls(new_game() if path is BoardPath.FAST else new_plain_game(_KINDS[path]))
 
     @classmethod
     def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
-        """The game that `snapshot` was taken from, at the same phase."""
         try:
             position = read_position(snapshot)
             board = cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position, _KINDS[path]))
@@ -93,12 +89,12 @@ class Board:
             return board
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) holds no position of this version: "
+                f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) has no position of this version: "
                 f"{error!r}. Build the state cache again."
             ) from error
 
     def fork(self) -> "Board":
-        """An independent copy of this game. It shares what is computed of the position: legal orders, text, and `once`."""
+        """An independent copy. Both share what is computed once per position: legal orders, text, results of `once`."""
         twin = Board(self._game.fork())
         twin._legal, twin._position, twin._year = self._legal, self._position, self._year
         twin._computed, twin._last_orders = self._computed, self._last_orders
@@ -119,26 +115,25 @@ class Board:
         return twin
 
     def once(self, compute: "Callable[[Board], _T]") -> _T:
-        """`compute(self)`, called once per position; forks of the position share the result, so nobody changes it."""
+        """`compute(self)`, called once per position. Forks share the result, so callers must not change it."""
         if compute not in self._computed:
             self._computed[compute] = compute(self)
         return self._computed[compute]
 
     def prepare_forks(self) -> None:
-        """Compute now what forks share, so that it is computed once for all of them: legal orders and the position's text."""
+        """Compute legal orders and the position's text now, so that all forks share them."""
         self.legal_orders()
         self._frozen()
 
     def release(self) -> None:
-        """Break the reference cycle between the game and its powers, so that its memory is freed without a garbage collection.
+        """Break the reference cycle between the game and its powers: reference counting then frees its some 500 objects.
 
-        No phase can be played on this board afterwards. A fork's game has about 500 objects.
+        The board cannot be stepped afterwards.
         """
         for power in self._game.powers.values():
             power.game = None
 
     def snapshot(self, *, game_id: str, seed: int, source: str) -> Snapshot:
-        """This position as plain data."""
         self._check_not_over("freeze")
         snapshot_id, position = self._frozen()
         return Snapshot(
@@ -161,7 +156,6 @@ class Board:
 
     @property
     def long_phase(self) -> str:
-        """Name in words, for example "SPRING 1903 MOVEMENT"."""
         return str(self._game.phase)
 
     @property
@@ -181,7 +175,6 @@ class Board:
 
     @property
     def is_over(self) -> bool:
-        """True if a power has won or the game was drawn."""
         return self._phase == OVER
 
     def units(self) -> dict[str, tuple[str, ...]]:
@@ -189,7 +182,6 @@ class Board:
         return {power: tuple(sorted(self._game.powers[power].units, key=_location)) for power in POWERS}
 
     def is_alive(self, power: str) -> bool:
-        """True if the power has a centre or a unit, dislodged units included."""
         own = self._game.powers[power]
         return bool(own.centers or own.units or own.retreats)
 
@@ -207,32 +199,30 @@ class Board:
         return {power: tuple(sorted(self._game.powers[power].influence)) for power in POWERS}
 
     def free_centres(self) -> tuple[str, ...]:
-        """Supply centres without an owner, sorted."""
         owned = {centre for power in POWERS for centre in self._game.powers[power].centers}
         return tuple(sorted(set(self._game.map.scs) - owned))
 
     def centre_counts(self) -> tuple[int, ...]:
-        """Number of centres per power of POWERS."""
         return tuple(len(self._game.powers[power].centers) for power in POWERS)
 
     @property
     def last_orders(self) -> dict[str, tuple[str, ...]]:
-        """Orders of the last movement phase, one for each unit of a power, sorted as units are; holds where none was given.
+        """Orders of the last movement phase, one per unit, sorted as units are; a unit without an order has a hold.
 
-        Retreats and adjustments do not replace them. Empty in a game's first phase, and where a position came without them.
+        Retreats and adjustments do not replace them. Empty in a game's first phase, and for a position recorded without them.
         """
         return dict(self._last_orders)
 
     def legal_orders(self) -> dict[str, LegalOrders]:
-        """Legal orders per power; powers with nothing to order are missing."""
+        """Keyed by power; powers with nothing to order are missing."""
         if self._legal is None:
             possible = {} if self.is_over else self._game.get_all_possible_orders()
-            found = {power: self._legal_of(power, possible) for power in POWERS} if possible else {}
-            self._legal = {power: legal for power, legal in found.items() if legal is not None}
+            by_power = {power: self._legal_of(power, possible) for power in POWERS} if possible else {}
+            self._legal = {power: legal for power, legal in by_power.items() if legal is not None}
         return dict(self._legal)
 
     def parsed(self, power: str, order: str) -> str:
-        """An order that another program wrote, as the engine's own parser spells it; empty: the parser refuses it."""
+        """`order` in the spelling of the engine's parser; empty if the parser refuses it."""
         game = self._game.fork()
         try:
             game.set_orders(power, [order])
@@ -250,10 +240,10 @@ class Board:
         """
         self._check_not_over("step")
         legal, taken, rejected = self.legal_orders(), {}, {}
-        for power, given in orders.items():
-            _check_texts(power, given)
-            taken[power] = _acceptable(given, legal.get(power))
-            rejected[power] = len(given) - len(taken[power])
+        for power, listed in orders.items():
+            _check_texts(power, listed)
+            taken[power] = _acceptable(listed, legal.get(power))
+            rejected[power] = len(listed) - len(taken[power])
         for power, accepted in taken.items():
             rejected[power] += self._game.take_orders(power, list(accepted))
         played, owners = self._phase, self._owners(taken)
@@ -274,29 +264,27 @@ class Board:
     def advance(self, orders: Mapping[str, Sequence[str]]) -> None:
         """Play this phase as `step` does, without its checks and without a record.
 
-        `orders` are legal sets of all powers in `legal_orders`; the caller knows this, because nothing here notices.
+        The caller guarantees that `orders` are legal sets of all powers in `legal_orders`.
         """
         self._check_not_over("step")
         if self._phase.endswith("M"):
             self._last_orders = {power: tuple(orders[power]) for power in POWERS if power in orders}
-        for power, given in orders.items():
-            self._game.take_orders(power, list(given))
+        for power, own in orders.items():
+            self._game.take_orders(power, list(own))
         self._game.adjudicate()
         self._enter_phase()
 
     def rules_position(self) -> str:
-        """Text of what the rules go on from: the position without `last_orders`, which some players and prompts look at."""
+        """The position's text without `last_orders`, on which the rules do not depend."""
         return freeze(self._game)
 
     def _frozen(self) -> tuple[str, str]:
-        """The position's id and text."""
         if self._position is None:
             position = freeze(self._game)
             self._position = position_id(position), with_last_orders(position, self._last_orders)
         return self._position
 
     def _owners(self, taken: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """The power of each unit that this phase is about. In retreats these are the dislodged units."""
         powers = self._game.powers
         if self.phase_type == "R":
             return {unit: power for power in POWERS for unit in powers[power].retreats}
@@ -306,7 +294,6 @@ class Board:
         return owners
 
     def _driven_out_by(self, results: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        """Per dislodged unit, the power whose unit is now in its province."""
         dislodged = [unit for unit, marks in results.items() if "dislodged" in marks]
         if not dislodged:
             return {}
@@ -356,7 +343,6 @@ def _unit(order: str) -> str:
 
 
 def _with_holds(taken: Sequence[str], legal: LegalOrders) -> tuple[str, ...]:
-    """Accepted movement orders as a whole set in canonical form."""
     if len(taken) == legal.picks and all(map(str.startswith, taken, legal.sites)):
         return tuple(taken)  # as nearly always
     return legal.completed(taken) or ()
@@ -370,7 +356,7 @@ def _check_texts(power: str, orders: Sequence[str]) -> None:
 
 
 def _acceptable(orders: Sequence[str], legal: LegalOrders | None) -> tuple[str, ...]:
-    """The orders that are legal together, in the order given: one per site, within the budget."""
+    """The orders that are legal together, in their order: one per site, within the budget."""
     if legal is None:
         return ()
     site_of = {order: site for site, options in enumerate(legal.options) for order in options}

@@ -2,8 +2,8 @@
 
     python -m entente.game.diplomacy_server FOLDER --port 8432
 
-The package's own command computes the convoys of every map first, which takes longer than anybody waits, and saves every ten
-minutes: a kill loses what was played since. NOTICE says what people who reach such a server over a network are owed.
+The package's own command first computes the convoys of every map, which takes very long, and saves every ten minutes, so a kill
+loses up to ten minutes of play. NOTICE states the licence's duties towards network users of such a server.
 """
 
 import argparse
@@ -21,8 +21,6 @@ SAVED_EVERY_S = 1
 
 
 class StandardServer(Server):
-    """The package's server, which knows the standard map only."""
-
     def _load_available_maps(self) -> None:
         # Private, so `main` checks the release: no argument of the server chooses its maps.
         known = Map(MAP)
@@ -37,16 +35,15 @@ class StandardServer(Server):
 
 
 def main() -> None:
-    """Serve until a signal ends it; SIGINT saves all games first."""
     parser = argparse.ArgumentParser(description="The diplomacy package's server, with the standard map alone.")
-    parser.add_argument("folder", type=Path, help="where accounts and games are saved; made if it is missing")
+    parser.add_argument("folder", type=Path, help="where the server saves accounts and games; created if missing")
     parser.add_argument("--port", type=int, default=8432)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     if (installed := version("diplomacy")) != ENGINE_VERSION:
         sys.exit(f"this starts the server of diplomacy {ENGINE_VERSION}, and {installed} is installed")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     try:
-        StandardServer(str(given.folder), backup_delay_seconds=SAVED_EVERY_S).start(port=given.port)
+        StandardServer(str(arguments.folder), backup_delay_seconds=SAVED_EVERY_S).start(port=arguments.port)
     except KeyboardInterrupt:
         sys.exit(0)
 

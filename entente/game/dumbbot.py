@@ -1,6 +1,6 @@
 """DumbBot: a player that values every place on the board and sends each unit to the best place in reach.
 
-The idea is David Norman's, published for the DAIDE project; this implementation is our own. A province is worth the strength of
+The idea is David Norman's, published for the DAIDE project; the implementation is new. A province is worth the strength of
 the power that owns its centre; an own centre is worth the strength of the strongest power that threatens it. These values are
 spread over neighbouring places, so distant centres count too. A place is worth more if more own units can help there, and less
 if rival units can come. The player sees the present board only. It keeps no memory and does not search.
@@ -47,7 +47,6 @@ _Choice = tuple[float, str, str]
 
 
 def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board") -> list[str]:
-    """Orders of one power by the value of places."""
     view = board.once(_Position).view(legal.power)
     if legal.kind is OrderKind.MOVEMENT:
         return _Campaign(legal, rng, view).orders()
@@ -62,25 +61,22 @@ def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board") -> list[str]
 
 
 class _View:
-    """The board as one power values it."""
-
     def __init__(self, worths: dict[_Place, float], here: dict[str, float], competition: dict[str, int]) -> None:
-        """See `_Position.view`."""
         self._worths, self._here, self.competition = worths, here, competition
         self._choices: dict[str, list[_Choice]] = {}
 
     def worth(self, kind: str, location: str) -> float:
         """Value of a place, with strength and competition. A place without an entry has value 0 before these."""
-        found = self._worths.get((kind, location))
-        return self._here[province(location)] if found is None else found
+        worth = self._worths.get((kind, location))
+        return self._here[province(location)] if worth is None else worth
 
     def choices(self, unit: str) -> list[_Choice]:
         """Places where the unit may be after this phase, best first. A new list."""
-        found = self._choices.get(unit)
-        if found is None:
+        choices = self._choices.get(unit)
+        if choices is None:
             places = [(self.worth(kind, location), order, where) for order, kind, location, where in _places_of(unit)]
-            found = self._choices[unit] = sorted(places, key=itemgetter(0), reverse=True)
-        return found.copy()
+            choices = self._choices[unit] = sorted(places, key=itemgetter(0), reverse=True)
+        return choices.copy()
 
 
 @cache  # a map has about 120 units
@@ -177,7 +173,6 @@ class _Position:
         self._views: dict[str, _View] = {}
 
     def view(self, power: str) -> _View:
-        """The position as `power` values it."""
         if power not in self._views:
             self._views[power] = self._make_view(POWERS.index(power))
         return self._views[power]
@@ -200,8 +195,6 @@ def _most_of_others(counts: np.ndarray) -> np.ndarray:
 
 
 class _Campaign:
-    """Chooses the orders of one movement phase, one unit after another."""
-
     def __init__(self, legal: LegalOrders, rng: random.Random, view: _View) -> None:
         self._legal, self._rng, self._view = legal, rng, view
         self._home = {province(unit[2:]): site for site, unit in enumerate(legal.sites)}
@@ -210,7 +203,6 @@ class _Campaign:
         self._started: set[int] = set()
 
     def orders(self) -> list[str]:
-        """One order for each site."""
         sites = range(len(self._legal.sites))
         for site in self._rng.sample(sites, len(sites)):
             self._settle(site)
@@ -252,7 +244,6 @@ class _Campaign:
         return at
 
     def _support(self, site: int, friend: int) -> str | None:
-        """The order of `site` that supports the order given to `friend`, if it is legal."""
         order = self._orders.get(friend)
         if order is None or friend == site:
             return None
@@ -292,6 +283,5 @@ def _retreats(legal: LegalOrders, view: _View) -> list[str]:
 
 
 def _place(unit: str) -> _Place:
-    """("A", "PAR") for "A PAR", or for any order of that unit."""
     kind, location = unit.split()[:2]
     return kind, location

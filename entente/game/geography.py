@@ -1,7 +1,7 @@
 """Map tables: adjacency per unit type, supply centres, and the names of places.
 
-The tables are made once per process from the engine's map. All seven-power maps share them (tested). Importing this module does
-not load the engine.
+Built once per process from the engine's map. All seven-power maps share the tables (tested). Importing this module does not load
+the engine.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,6 @@ class Geography:
 
 @lru_cache(maxsize=1)
 def geography() -> Geography:
-    """The tables; computed at the first call."""
     from entente.game.adjudicator import new_game  # imported here because it loads the engine
 
     board = new_game().map
@@ -44,7 +43,7 @@ def geography() -> Geography:
 
 
 def _names(aliases: Mapping[str, str], locations: Iterable[str]) -> dict[str, str]:
-    """The engine's table of names, without coasts, abbreviations of two letters and what is no place; "\\" stands for "of"."""
+    """The engine's names of places, without coasts and abbreviations of two letters; its "\\" stands for "of"."""
     provinces = {location: location for location in locations if "/" not in location}
     names = {name.replace("\\", "OF"): place for name, place in aliases.items() if place in provinces and len(name) > 2}
     return {name: place for name, place in names.items() if name.replace(" ", "").isalpha()} | provinces

@@ -15,8 +15,6 @@ WAIVE = "WAIVE"
 
 
 class OrderKind(StrEnum):
-    """The kind of orders that a phase asks for."""
-
     MOVEMENT = "movement"
     RETREAT = "retreat"
     BUILD = "build"
@@ -40,17 +38,14 @@ class LegalOrders:
 
     @property
     def is_forced(self) -> bool:
-        """True if exactly one set of orders is legal."""
         return self.count() == 1
 
     def only_orders(self) -> tuple[str, ...]:
-        """The legal set if there is exactly one."""
         if self.kind is OrderKind.BUILD:
             return (WAIVE,) * self.picks
         return tuple(options[0] for options in self.options[: self.picks])
 
     def count(self) -> int:
-        """Exact number of legal sets of orders."""
         if self.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
             return prod(len(options) for options in self.options)
         # by_size[k]: number of ways to order exactly k of the sites seen so far (elementary symmetric polynomials).
@@ -66,17 +61,17 @@ class LegalOrders:
             return False
         if self.kind in (OrderKind.MOVEMENT, OrderKind.RETREAT):
             return all(order in options for order, options in zip(orders, self.options, strict=True))
-        given = list(orders)
-        while self.kind is OrderKind.BUILD and given and given[-1] == WAIVE:
-            given.pop()
+        listed = list(orders)
+        while self.kind is OrderKind.BUILD and listed and listed[-1] == WAIVE:
+            listed.pop()
         # All orders consume one iterator, so sites must be in rising order and cannot repeat.
         open_sites = iter(self.options)
-        return all(any(order in options for options in open_sites) for order in given)
+        return all(any(order in options for options in open_sites) for order in listed)
 
     def completed(self, orders: Sequence[str]) -> tuple[str, ...] | None:
         """The whole order set in canonical form, with what the rules add: holds, disbands of dislodged units, waived builds.
 
-        Of two orders for one site the first counts, and what is not legal is left out. None if too few disbands are named.
+        The first order for a site counts; illegal orders are ignored. None if `orders` names too few disbands.
         """
         by_site = [next((order for order in orders if order in options), None) for options in self.options]
         if self.kind is OrderKind.MOVEMENT:

@@ -1,8 +1,7 @@
 """Legal movement orders of a position, assembled from tables.
 
-`MapTables` holds what depends on the map alone: where a unit may go, and which units it may support. `Convoys` holds what
-depends on the fleets at sea alone. The texts equal the engine's list for a movement phase (tested); their order is undefined.
-This module gets units and convoy paths as arguments and holds no game.
+`MapTables` depends on the map alone: where a unit may go, and which units it may support. `Convoys` depends on the fleets at
+sea alone. The texts equal the engine's list for a movement phase (tested); their order is undefined.
 """
 
 from collections import defaultdict
@@ -16,7 +15,7 @@ UnitOrders = tuple[list[str], dict[str, list[str]], list[str]]
 
 
 class Convoys:
-    """The convoys that one set of fleets allows. A location is computed when an army there first asks."""
+    """The convoys that one set of fleets allows, computed per location on first use."""
 
     def __init__(self, paths: Mapping[str, Mapping[str, Sequence[Collection[str]]]]) -> None:
         """`paths` is the engine's table: start -> end -> the fleets of each path."""
@@ -24,11 +23,10 @@ class Convoys:
         self._routes: dict[str, Routes] = {}
 
     def __bool__(self) -> bool:
-        """True if some army could be convoyed."""
         return bool(self._paths)
 
     def routes_from(self, start: str) -> Routes:
-        """The convoy routes of an army at `start`; empty if it cannot be convoyed."""
+        """Empty if no fleets can convoy an army from `start`."""
         routes = self._routes.get(start)
         if routes is None:
             ends = self._paths.get(start, {})
@@ -46,7 +44,7 @@ class MapTables:
         self._units: dict[str, UnitOrders] = {}
 
     def orders_of(self, unit: str) -> UnitOrders:
-        """The orders that `unit` may have; the lists are shared and must not be changed."""
+        """The orders that `unit` may have; callers share the lists and must not change them."""
         orders = self._units.get(unit)
         if orders is None:
             orders = self._units[unit] = self._compute(unit)
@@ -68,7 +66,6 @@ class MapTables:
         return moves, dict(supports), supportable
 
     def _units_in_reach(self, target: str) -> list[str]:
-        """Every unit that could move to `target` without a convoy, wherever it stood."""
         near = {coast for place in self._map.abut_list(target, incl_no_coast=True) for coast in self._map.find_coasts(place)}
         return [f"{kind} {place}" for place in near for kind in "AF" if self._map.abuts(kind, place, "-", target)]
 
@@ -97,7 +94,6 @@ def _add_convoys(
     routes: Routes,
     supporters: Mapping[str, Sequence[str]],
 ) -> None:
-    """Add the orders that convoys of `army` make legal: its own moves, the fleets' convoys, and supports of those moves."""
     for target, carriers, needed in routes:
         orders[army[2:5]].append(f"{army} - {target} VIA")
         for fleet in carriers:

@@ -1,8 +1,8 @@
-"""How the orders of a movement phase come out, by the rulebook of 2023 and the preferences of the DATC, version 3.0.
+"""Resolves the orders of a movement phase by the rulebook of 2023 and the preferences of the DATC, version 3.0.
 
-Strengths are those of the DATC's chapter 5. An order of a mover or a supporter is decided as soon as the decided orders leave one
-result. Orders that stay open depend on each other: a circle of moves, which all succeed, or a convoy paradox, in which the
-convoyed armies stay and have no effect (Szykman's rule). This module knows neither boards nor `diplomacy`.
+Strengths are those of the DATC's chapter 5. The resolver decides an order as soon as the decided orders
+allow only one result. Orders that stay open depend on each other: a circle of moves, which all succeed, or a convoy paradox, in
+which the convoyed armies stay and have no effect (Szykman's rule). This module knows neither boards nor `diplomacy`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +14,11 @@ Routes = Mapping[str, Mapping[str, Sequence[set[str]]]]
 Reach = Callable[[str], Sequence[str]]
 """The locations that a unit can move to without a convoy."""
 _Range = tuple[int, int]
-"""Least and greatest strength that the open orders leave."""
+"""Least and greatest strength, over all results of the open orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a movement phase changes."""
-
     marks: dict[str, list[str]]
     """Per unit: "bounce", "no convoy", "disrupted" (by a paradox), "void", "cut", "dislodged"; empty if its order succeeded."""
     moved: set[str]
@@ -50,7 +48,7 @@ def resolve(owners: Mapping[str, str], orders: Mapping[str, str], reach: Reach, 
 
 @cache  # the texts of one map
 def _words(order: str) -> tuple[str, str, str, bool]:
-    """Kind of an order, the province of the other unit, the location that is moved to, and whether VIA is said."""
+    """Kind of an order, the province of the other unit, the location that is moved to, and whether the order says VIA."""
     words = order.split(" ")
     if words[0] == "-":
         return "-", "", words[1], words[-1] == "VIA"
@@ -60,7 +58,7 @@ def _words(order: str) -> tuple[str, str, str, bool]:
 
 
 class _Battle:
-    """The orders of one phase, by province: a province holds one unit."""
+    """The orders of one phase, keyed by province, which has one unit at most."""
 
     def __init__(self, owners: Mapping[str, str], orders: Mapping[str, str], reach: Reach, routes: Routes) -> None:
         self._owner = {unit[2:5]: power for unit, power in owners.items()}
@@ -75,7 +73,7 @@ class _Battle:
         self._supporters: dict[str, list[str]] = {}
         """Province of a unit -> provinces of its supporters."""
         self._faults: dict[str, list[str]] = {}
-        """Marks of orders that other orders leave without effect from the start, by province."""
+        """By province: marks of the orders that have no effect whatever the open orders do."""
         self._works: dict[str, bool] = {}
         """Decided orders of movers (true: it moves) and supporters (true: it is not cut)."""
         self._stranded: set[str] = set()
@@ -129,7 +127,6 @@ class _Battle:
             self._faults[place] = ["no convoy"]
 
     def decide(self) -> None:
-        """Decide all orders."""
         pending = [*self._supports, *self._goals]
         while pending:
             still_open = []
@@ -145,8 +142,8 @@ class _Battle:
             pending = still_open
 
     def _judge(self, place: str) -> bool | None:
-        """Whether the order of the unit in `place` works; None if open orders decide it."""
-        return self._is_given(place) if place in self._supports else self._moves(place)
+        """Whether the order in `place` succeeds; None while that depends on open orders."""
+        return self._is_uncut(place) if place in self._supports else self._moves(place)
 
     def _known(self, place: str) -> bool | None:
         works = self._works.get(place)
@@ -154,9 +151,8 @@ class _Battle:
             self._asked.append(place)
         return works
 
-    def _is_given(self, place: str) -> bool | None:
-        """Whether the support by the unit in `place` is not cut."""
-        target, given = self._supports[place][1], True
+    def _is_uncut(self, place: str) -> bool | None:
+        target, uncut = self._supports[place][1], True
         for attacker in self._attackers.get(place, ()):
             if self._owner[attacker] == self._owner[place]:
                 continue
@@ -164,11 +160,11 @@ class _Battle:
             cuts = self._known(attacker) if attacker == target else self._arrives(attacker)
             if cuts:
                 return False
-            given = None if cuts is None else given
-        return given
+            uncut = None if cuts is None else uncut
+        return uncut
 
     def _arrives(self, place: str) -> bool | None:
-        """Whether the mover in `place` has a way: by land, or a route whose fleets are not dislodged."""
+        """Whether the mover in `place` can get there: by land, or by a route without a dislodged fleet."""
         routes = self._routes.get(place)
         if routes is None:
             return True
@@ -183,7 +179,6 @@ class _Battle:
         return None
 
     def _is_dislodged(self, place: str) -> bool | None:
-        """Whether the unit in `place`, which does not move, is dislodged."""
         answers = [self._known(attacker) for attacker in self._attackers.get(place, ())]
         return True if True in answers else None if None in answers else False
 
@@ -208,12 +203,10 @@ class _Battle:
         return None if works and arrives is None else works
 
     def _rivals(self, place: str) -> list[_Range]:
-        """The strengths of the other moves to the province that the mover in `place` goes to."""
         goal = self._goals[place]
         return [self._prevents(rival, goal) for rival in self._attackers[goal] if rival != place]
 
     def _resistance(self, place: str) -> _Range:
-        """The strength of the unit that the mover in `place` attacks, if that unit stays."""
         goal = self._goals[place]
         return self._strength(goal) if goal not in self._goals or self._is_head_on(place, goal) else (1, 1)
 
@@ -231,17 +224,17 @@ class _Battle:
         return self._goals.get(goal) == place and place not in self._routes and goal not in self._routes
 
     def _strength(self, place: str, opponent: str | None = None) -> _Range:
-        """One, and the supports that are given to the unit in `place`, without those of `opponent`."""
+        """One plus the uncut supports of the unit in `place`, without those of `opponent`."""
         least = most = 1
         for supporter in self._supporters.get(place, ()):
             if self._owner[supporter] != opponent:
-                given = self._known(supporter)
-                least += given is True
-                most += given is not False
+                uncut = self._known(supporter)
+                least += uncut is True
+                most += uncut is not False
         return least, most
 
     def _decide_circle(self, pending: Sequence[str]) -> None:
-        """Decide a smallest set of open orders that depend on no other open order, or strand the armies of its paradox."""
+        """Decide a smallest set of open orders that depend on no other open order; in a paradox its convoyed armies stay."""
         asked: dict[str, list[str]] = {}
         adrift: dict[str, list[str]] = {}
         for place in pending:
@@ -256,23 +249,22 @@ class _Battle:
             self._works |= max(results, key=lambda works: sum(works.values()))
 
     def _results(self, circle: Iterable[str], assumed: Mapping[str, bool]) -> list[dict[str, bool]]:
-        """Every way to decide `circle`, with what is assumed, in which each order comes out as it is judged."""
+        """All consistent results of the orders in `circle` that agree with `assumed`."""
         decided, before = self._works, -1
         self._works = {**decided, **assumed}
         while len(self._works) != before:
             before = len(self._works)
             answers = {place: self._judge(place) for place in circle if place not in self._works}
-            self._works |= {place: works for place, works in answers.items() if works is not None}
-        found = {place: self._works[place] for place in circle if place in self._works}
-        is_open = next((place for place in circle if place not in found), None)
-        is_consistent = is_open is not None or all(self._judge(place) == works for place, works in found.items())
+            self._works |= {place: answer for place, answer in answers.items() if answer is not None}
+        results = {place: self._works[place] for place in circle if place in self._works}
+        is_open = next((place for place in circle if place not in results), None)
+        is_consistent = is_open is not None or all(self._judge(place) == works for place, works in results.items())
         self._works = decided
         if is_open is None:
-            return [found] if is_consistent else []
-        return self._results(circle, found | {is_open: True}) + self._results(circle, found | {is_open: False})
+            return [results] if is_consistent else []
+        return self._results(circle, results | {is_open: True}) + self._results(circle, results | {is_open: False})
 
     def outcome(self, units: Iterable[str]) -> Outcome:
-        """What the decided orders change."""
         gone = {place for place in self._goals if self._works[place]}
         attackers = {self._goals[place]: place for place in gone if self._goals[place] not in gone}
         lost = {army for army in self._routes if not self._arrives(army)}
@@ -318,14 +310,12 @@ class _Battle:
 
 
 def _wins(attack: _Range, others: Sequence[_Range]) -> bool | None:
-    """Whether `attack` is stronger than each of `others`."""
     if all(attack[0] > most for _, most in others):
         return True
     return False if any(attack[1] <= least for least, _ in others) else None
 
 
 def _reached(place: str, asked: Mapping[str, Sequence[str]]) -> dict[str, None]:
-    """The open orders that `place` depends on, itself included, in a fixed order."""
     reached: dict[str, None] = {}
     ahead = [place]
     while ahead:

@@ -1,7 +1,7 @@
-"""The rules engine through its public calls only: `PlainGame` by the published rules, `PackageGame` as the package judges.
+"""The rules engine through its public calls only: `PlainGame` by the published rules, `PackageGame` by the package's.
 
-Tests compare the fast path with the first. The second reads what the package judged. Both are slow: orders are parsed, whole
-phases recorded, legal orders listed anew each phase, and a copy is a new game set to the same state.
+Tests compare the fast path with `PlainGame`. `PackageGame` replays games that the package adjudicated. Both are slow: they parse
+orders, record whole phases, list legal orders anew each phase, and copy a game by setting a new one to the same state.
 """
 
 import json
@@ -14,8 +14,6 @@ from entente.game.rules import MAP, RuledGame
 
 
 class PackageGame(Game):
-    """The engine's game with the methods that `Board` calls."""
-
     __slots__ = ()
 
     def take_orders(self, power: str, orders: list[str]) -> int:
@@ -30,7 +28,6 @@ class PackageGame(Game):
         return marks_by_unit(self.process().results)
 
     def fork(self) -> Self:
-        """An independent copy at the start of this phase."""
         return thaw_plain(json.loads(freeze(self)), type(self))
 
 
@@ -44,7 +41,6 @@ _Kind = TypeVar("_Kind", bound=PackageGame)
 
 
 def new_plain_game(kind: type[_Kind], rules: list[str] | None = None) -> _Kind:
-    """A new game at its first phase."""
     return kind(map_name=MAP, **({} if rules is None else {"rules": rules}))
 
 

@@ -1,9 +1,9 @@
-"""Positions that others wrote, as boards: a state of the `diplomacy` package, or units, retreats and centres by power.
+"""Builds boards from foreign positions: a state of the `diplomacy` package, or units, retreats and centres by power.
 
-Other programs write more than a position needs, and the package itself lists retreats that the rules forbid. A reader drops what
-cannot be: fields that it does not know, empty entries, retreats to provinces that are occupied, contested or out of reach. It
-refuses what contradicts itself or the map, such as two units in one province. Names are read in any case, and armies without a
-coast. Whatever else a game knows is as at its start; there are no last orders. This module reads no text of prompts and no files.
+Other programs write more than a position needs, and the package itself lists retreats that the rules forbid. The reader drops
+unknown fields, empty entries, and retreats to provinces that are occupied, contested or out of reach. It refuses contradictions,
+such as two units in one province. It reads names in any case and drops the coasts of armies. The rest of the game's state is as
+at its start, without last orders. This module reads no prompts and no files.
 """
 
 import json
@@ -37,7 +37,7 @@ RULES = frozenset(
         "START_MASTER",
     }
 )
-"""Rules of the package about who plays, when, and with what press, and who judged. All other rules change the game itself."""
+"""Rules of the package about players, deadlines, press and adjudication. All other rules change the game itself."""
 
 _PHASE = re.compile(r"([SF])(\d{4})([MR])|(W)(\d{4})(A)")
 _MOVE = re.compile(r"(?P<unit>[AF] (?P<start>\w{3})\S*) - (?P<end>\w{3})")
@@ -53,15 +53,15 @@ def board_of_state(state: Any, name: Any = None, contested: Collection[str] = ()
     """The position in a state as `diplomacy.Game.get_state` gives it: name, units, centers, and retreats.
 
     Args:
-        name: of the phase, where the state may lack it.
-        contested: provinces to which nobody may retreat, because units bounced there; a state does not say it.
+        name: of the phase, for a state that may lack it.
+        contested: provinces where units bounced, to which no unit may retreat; a state does not list them.
 
     Raises:
         InputError: it is no such state, is on another map or under other rules, the game is over, or the board is impossible.
     """
     phase = (state.get("name") or name) if isinstance(state, Mapping) else None
     if not isinstance(phase, str):
-        raise InputError("the state is not one as the diplomacy package gives it: it lacks the phase's name, such as 'S1901M'")
+        raise InputError("the state is not in the diplomacy package's format: it lacks the phase's name, such as 'S1901M'")
     check_variant(state, "the state")
     listed, centres = (
         {power: _texts(part, power, own) for power, own in _by_power(state, part)} for part in ("units", "centers")
@@ -80,7 +80,7 @@ def board_of_state(state: Any, name: Any = None, contested: Collection[str] = ()
 
 
 def contested_in(phase: Any) -> set[str]:
-    """Provinces in which units bounced in a phase of a saved game; empty if it does not say."""
+    """Provinces in which units bounced in a phase of a saved game; empty if the phase has no results."""
     orders, results = (phase.get(part) if isinstance(phase, Mapping) else None for part in ("orders", "results"))
     if not isinstance(orders, Mapping) or not isinstance(results, Mapping):
         return set()
@@ -99,7 +99,7 @@ def check_variant(named: Mapping[str, Any], what: str) -> None:
     """Check the map and the rules of a game or a state.
 
     Raises:
-        InputError: this program does not play them.
+        InputError: this program does not support them.
     """
     if (named.get("map") or MAP) != MAP:
         raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here: leave it out")
@@ -110,7 +110,6 @@ def check_variant(named: Mapping[str, Any], what: str) -> None:
 
 
 def _by_power(state: Mapping[str, Any], part: str) -> list[tuple[str, Any]]:
-    """What a part of the state says of each power of which it says anything."""
     by_power = state.get(part) or {}
     if not isinstance(by_power, Mapping):
         raise InputError(f"'{part}' in the state must map powers to lists")
@@ -129,7 +128,7 @@ def _texts(part: str, power: str, listed: Any) -> list[str]:
 
 
 def _retreats(power: str, own: Any, units: Collection[str]) -> dict[str, Sequence[str]]:
-    """Where the state lets the dislodged units of a power go; where it says nothing of a unit, the map decides."""
+    """The retreats of a power's dislodged units in the state; the map's for a unit without a list."""
     if not isinstance(own, Mapping):
         raise InputError(f"'retreats' of {power} in the state must map its dislodged units to lists of places")
     retreats: dict[str, Sequence[str]] = {}
@@ -142,19 +141,17 @@ def _retreats(power: str, own: Any, units: Collection[str]) -> dict[str, Sequenc
 
 
 def _reach(unit: str) -> Sequence[str]:
-    """Where the map lets a unit go."""
     return geography().reach.get((unit[:1], unit[2:]), ())
 
 
 def board_of(phase: str, units: _ByPower, retreats: Mapping[str, Mapping[str, Sequence[str]]], centres: _ByPower) -> Board:
     """The board with these parts; a power that a part leaves out has none of it.
 
-    The powers of a position are asked one after the other, so the latest boards are kept: equal parts share one, and nobody may
-    step it.
+    A cache keeps the latest boards, because callers ask for one power of a position after another. Callers must not step them.
 
     Args:
         phase: short name, such as "S1901M".
-        retreats: dislodged units, and where each may retreat to; places where it cannot go are dropped.
+        retreats: dislodged units, and where each may retreat to; impossible places are dropped.
 
     Raises:
         InputError: the game is over, or the board is impossible.
@@ -220,7 +217,7 @@ def _check_retreats(retreats: Sequence[Sequence[tuple[str, _Texts]]], phase: str
 
 
 def _possible(unit: str, places: _Texts, occupied: Collection[str]) -> list[str]:
-    """The places to which the map and the other units let a dislodged unit go."""
+    """The places that the map and the other units leave open to a dislodged unit."""
     reach = set(_reach(unit))
     return [place for place in places if place in reach and place[:3] not in occupied and _is_unit(f"{unit[0]} {place}")]
 

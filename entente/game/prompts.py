@@ -94,7 +94,6 @@ _ORDER_KEY = (
 
 
 def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """The first segment of every prompt."""
     think = f"Think first, in at most {settings.thinking_tokens} tokens. " if settings.thinking_tokens else ""
     board_key = _BOARD_KEY[settings.own_line]
     aim, order_key = (_AIM, _ORDER_KEY) if settings.examples else ("Diplomacy without press. ", "")
@@ -112,13 +111,13 @@ def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PR
     units, centres, dislodged = board.units(), board.centres(), board.dislodged()
     last = board.last_orders if settings.last_orders else {}
     lines, is_in_place = [board.long_phase], settings.own_line == "in_place"
-    shown = POWERS if is_in_place else _FARTHEST_FIRST[power]
-    for each in shown:
+    powers = POWERS if is_in_place else _FARTHEST_FIRST[power]
+    for each in powers:
         parts = (units[each], centres[each]) if is_in_place else (centres[each], units[each])
         lines += [_line(each, *parts[0], "|", *parts[1]), *_last_line(each, last)]
     if free := board.free_centres():
         lines.append(_line(FREE, *free))
-    lines += [_line("DISLODGED", each, *dislodged[each]) for each in shown if dislodged[each]]
+    lines += [_line("DISLODGED", each, *dislodged[each]) for each in powers if dislodged[each]]
     return "\n".join(lines) + "\n"
 
 
@@ -163,7 +162,6 @@ def _line(*words: str) -> str:
 
 
 def _every_order(legal: LegalOrders) -> list[str]:
-    """One line per legal order, spelled as in an answer."""
     lines = [order for options in legal.options for order in options]
     return [*lines, WAIVE] if legal.kind is OrderKind.BUILD else lines
 
@@ -182,22 +180,22 @@ def worked_examples(settings: PromptSettings) -> tuple[tuple[str, str], ...]:
     from entente.game.scripted import player
 
     wanted = [_KINDS[number % len(_KINDS)] for number in range(settings.examples)]
-    found: list[tuple[str, str]] = []
-    dice, shown = random.Random("worked examples"), list[str]()
+    examples: list[tuple[str, str]] = []
+    dice, used = random.Random("worked examples"), list[str]()
     board = Board.start()
-    while len(found) < len(wanted):
+    while len(examples) < len(wanted):
         if board.is_over:
             board = Board.start()
         legal = board.legal_orders()
         orders = {power: player(_TEACHER)(own, dice, board) for power, own in legal.items()}
-        kind = wanted[len(found)]
+        kind = wanted[len(examples)]
         able = [power for power, own in legal.items() if own.kind is kind and not own.is_forced]
         if able:
-            # The power that was shown least, so that the examples do not favour one.
-            power = min(able, key=lambda each: (shown.count(each), POWERS.index(each)))
-            shown.append(power)
+            # The power that was used least, so that the examples do not favour one.
+            power = min(able, key=lambda each: (used.count(each), POWERS.index(each)))
+            used.append(power)
             asked = power_text(legal[power], board, settings, cue="").removesuffix("\n")
             answer = "\n".join(orders[power])
-            found.append((asked, ANSWER_CUE + answer))
+            examples.append((asked, ANSWER_CUE + answer))
         board.step(orders)
-    return tuple(found)
+    return tuple(examples)

@@ -1,8 +1,8 @@
-"""Reads a prompt of `entente.game.prompts` back: the power that it asks, and a board with its position.
+"""Parses a prompt of `entente.game.prompts`: the power that it asks for orders, and a board with its position.
 
-Every form of `PromptSettings` is read; the words of a prompt show its form. What follows from the board
-(legal orders, facts) is skipped. Before the phase anything may stand, such as the rules. In retreats a prompt says where the
-asked power's units may go, and nothing of the others', which here may only disband.
+The reader recognises every form of `PromptSettings` by the prompt's words. It skips the text before the phase, such as the rules,
+and what follows from the board, such as legal orders. A retreat prompt lists the retreats of one power only; the dislodged units
+of the others can only disband on this board.
 """
 
 import re
@@ -21,7 +21,7 @@ _UNIT = re.compile(rf"\b[AF] {_PLACE}")
 _SITE = re.compile(rf"([AF] {_PLACE})(?: R\b((?: (?:{'|'.join((*POWERS, FREE))}|{_PLACE})\b)*))?")
 _CUES = (ANSWER_CUE.strip(), THOUGHT_CUE.strip())
 _KINDS = {kind.upper() for kind in OrderKind}
-_SHOWN = 60
+_QUOTED = 60
 """Characters of a line in a message."""
 
 
@@ -45,7 +45,7 @@ def read_prompt(text: str) -> tuple[str, Board]:
         raise InputError("the game is over: nobody has orders to give")
     first = next((number for number, line in enumerate(lines) if _PHASE.fullmatch(line)), None)
     if first is None:
-        raise InputError("the message holds no position: no line names a phase, such as 'SPRING 1901 MOVEMENT'")
+        raise InputError("the message has no position: no line names a phase, such as 'SPRING 1901 MOVEMENT'")
     parts = _Parts()
     for number, line in enumerate(lines[first + 1 :], start=first + 1):
         words = line.split()
@@ -59,7 +59,6 @@ def read_prompt(text: str) -> tuple[str, Board]:
 
 
 def _read_line(line: str, words: Sequence[str], parts: _Parts) -> None:
-    """One line of the board."""
     if words[0] in POWERS and "|" in words:
         bar = words.index("|")
         sides = words[1:bar], words[bar + 1 :]
@@ -75,30 +74,28 @@ def _read_line(line: str, words: Sequence[str], parts: _Parts) -> None:
     elif words[0] == "DISLODGED" and words[1:2] and words[1] in POWERS:
         parts.retreats[words[1]] = {unit: [] for unit in _units(" ".join(words[2:]), line)}
     else:
-        raise InputError(f"the line {line[:_SHOWN]!r} is not part of a board: lines are such as 'ITALY ROM VEN | A ROM'")
+        raise InputError(f"the line {line[:_QUOTED]!r} is not part of a board: lines are such as 'ITALY ROM VEN | A ROM'")
 
 
 def _read_last(words: Sequence[str], parts: _Parts) -> None:
-    """A line of last orders."""
     parts.last_orders["".join(words[1:2])] = " ".join(words[2:]).split(BETWEEN_LAST_ORDERS)
 
 
 def _read_own(words: Sequence[str], after: Sequence[str], parts: _Parts) -> None:
-    """The line of the power that orders, and what comes after it until the cue."""
     power, kind = words[0], next((word for word in words[1:] if word in _KINDS), "")
     place = words.index(kind) if kind else len(words)
     cue = next((number for number, line in enumerate(after) if line in _CUES), len(after))
     if any(after[cue + 1 :]):
-        raise InputError(f"the message goes on after '{after[cue]}': leave out what is not the position")
+        raise InputError(f"the message continues after '{after[cue]}': leave out what is not the position")
     explained = [line for line in after[:cue] if line]
     for line in explained:
         if (first := line.split())[0] == LAST:
             _read_last(first, parts)
         if first[0] in POWERS:
-            raise InputError(f"the message goes on after {power}'s line with {line[:_SHOWN]!r}: ask for one power at a time")
+            raise InputError(f"the message continues after {power}'s line with {line[:_QUOTED]!r}: ask for one power at a time")
     starts = [match for line in explained if (match := _SITE.match(line))]
-    found = list(_SITE.finditer(" ".join(words[place + 1 :]))) or starts
-    named = list(dict.fromkeys(match[1] for match in found))
+    sites = list(_SITE.finditer(" ".join(words[place + 1 :]))) or starts
+    named = list(dict.fromkeys(match[1] for match in sites))
     if "|" in words[:place]:
         bar = words.index("|")
         parts.centres[power] = words[1:bar]
@@ -106,12 +103,12 @@ def _read_own(words: Sequence[str], after: Sequence[str], parts: _Parts) -> None
         parts.units[power] = _units(" ".join(words[bar + 1 : place]), " ".join(words)) if is_apart else named
     if kind == OrderKind.RETREAT.upper():
         places: dict[str, list[str]] = {unit: [] for unit in named}
-        for match in (*found, *starts):
+        for match in (*sites, *starts):
             new = [word for word in (match[2] or "").split() if word not in (*POWERS, FREE)]
             places.get(match[1], []).extend(word for word in new if word not in places.get(match[1], ()))
         parts.retreats[power] = places
     elif not kind and parts.retreats.get(power):
-        raise InputError(f"{power} has dislodged units: say where they may go, as in '{power} RETREAT A PAR R BUR GAS'")
+        raise InputError(f"{power} has dislodged units: name their retreats, as in '{power} RETREAT A PAR R BUR GAS'")
 
 
 def _board(phase: str, own: Sequence[str], parts: _Parts) -> Board:
@@ -123,16 +120,16 @@ def _board(phase: str, own: Sequence[str], parts: _Parts) -> Board:
     if sorted(parts.free) != sorted(board.free_centres()):
         raise InputError(
             f"the board gives {' '.join(board.free_centres()) or 'no centre'} to nobody, but its line {FREE} names "
-            f"{' '.join(parts.free)[:_SHOWN] or 'none'}"
+            f"{' '.join(parts.free)[:_QUOTED] or 'none'}"
         )
     kind, legal = next((word for word in own[1:] if word in _KINDS), ""), board.legal_orders().get(own[0])
     if kind and legal is not None and kind != legal.kind.upper():
-        raise InputError(f"{own[0]} is asked for a {kind.lower()}, but has a {legal.kind} to order in this position")
+        raise InputError(f"{own[0]} is asked for a {kind.lower()}, but has to order a {legal.kind} in this position")
     return board.with_last_orders(parts.last_orders) if parts.last_orders else board
 
 
 def _units(text: str, line: str) -> list[str]:
-    found = _UNIT.findall(text)
-    if " ".join(found) != text:
-        raise InputError(f"the line {line[:_SHOWN]!r} does not name units as 'A PAR F BRE'")
-    return found
+    units = _UNIT.findall(text)
+    if " ".join(units) != text:
+        raise InputError(f"the line {line[:_QUOTED]!r} does not name units as 'A PAR F BRE'")
+    return units

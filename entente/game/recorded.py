@@ -1,9 +1,8 @@
-"""Recorded games in the JSON of the `diplomacy` package: read phase by phase, and written.
+"""Recorded games in the JSON of the `diplomacy` package: reader and writer.
 
-Every position is taken from the record, because others judge convoys otherwise than this program does. The orders of a phase must
-be legal in its position. They are read as the package's own parser reads them, so a convoyed army needs no "VIA" and a unit no
-type. Missing orders become what the rules make of them: a hold, a disband of a dislodged unit, or a waived build. This module
-reads no files.
+The reader takes every position from the record, because other programs adjudicate convoys differently. The orders of a phase must
+be legal in its position. The package's own parser reads them, so a convoyed army needs no "VIA" and a unit no type. A missing
+order becomes what the rules make of it: a hold, a disband of a dislodged unit, or a waived build. This module reads no files.
 """
 
 import json
@@ -25,7 +24,7 @@ _OrderSets = dict[str, tuple[str, ...]]
 
 
 class RefusedGameError(InputError):
-    """A recorded game that cannot be read. `reason` names the kind of fault, so that refused games can be counted by it."""
+    """A recorded game that cannot be read. Callers count refused games by `reason`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -34,13 +33,13 @@ class RefusedGameError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTurn:
-    """A phase of a game that another program judged."""
+    """A phase of a game that another program adjudicated."""
 
     phase: str
     orders: _OrderSets
-    """The whole order set of each power that had something to order."""
+    """The whole order set of each power that had orders to give."""
     position: str
-    """Text of the position, if it is not the one to which our rules lead from the turn before; else empty."""
+    """Text of the position, if our rules lead from the turn before to another one; else empty."""
 
 
 def replay_recorded(
@@ -50,8 +49,8 @@ def replay_recorded(
 
     Args:
         saved: the JSON object that `diplomacy.utils.export.to_saved_game_format` makes.
-        where: names the game in messages.
-        ignore: takes a sentence for each order that is not legal, which is then left out; None: such a game is refused.
+        where: name of the game in messages.
+        ignore: called with a sentence for each illegal order, which the reader skips; None: it refuses such a game.
 
     Yields:
         The board of each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing.
@@ -94,14 +93,14 @@ def board_of_game(game: Any) -> Board:
     """
     phases = game.get("phases") if isinstance(game, Mapping) else None
     if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
-        raise InputError("the game is not one as the diplomacy package saves it: it lacks phases")
+        raise InputError("the game is not in the diplomacy package's format: it lacks phases")
     check_variant(game, "the game")
     board = board_of_state(phases[-1].get("state"), phases[-1].get("name"), contested_in(phases[-2]) if phases[1:] else ())
     return board.with_last_orders(last_recorded_orders(phases[:-1]))
 
 
 def last_recorded_orders(phases: Sequence[Any]) -> _OrderSets:
-    """The order sets of the last movement phase among these, empty if there is none. An order that is not legal is a hold."""
+    """The order sets of the last movement phase among these, empty if there is none. An illegal order becomes a hold."""
     last = next((phase for phase in reversed(phases) if _is_whole([phase]) and phase["name"].endswith("M")), None)
     try:
         return {} if last is None else _orders(board_of_state(last["state"], last["name"]), last["orders"], "", lambda _: None)
@@ -112,7 +111,7 @@ def last_recorded_orders(phases: Sequence[Any]) -> _OrderSets:
 def as_recorded(name: str, turns: Sequence[tuple[Board, Mapping[str, Sequence[str]]]], now: Board) -> str:
     """The JSON object that the package saves for a game, by the package's own game.
 
-    Where the package judges otherwise than this program, the record goes on from our position.
+    Where the package adjudicates differently, the record continues from our position.
 
     Args:
         turns: the board of each phase, from spring 1901, and its legal order sets.
@@ -129,7 +128,6 @@ def as_recorded(name: str, turns: Sequence[tuple[Board, Mapping[str, Sequence[st
 
 
 def _bring_to(game: Game, board: Board) -> None:
-    """Set the package's game to the position of the board, if it is another one."""
     dislodged = {power: {unit: list(places) for unit, places in own.items()} for power, own in board.dislodged().items()}
     units = {power: [*own, *(f"*{unit}" for unit in dislodged[power])] for power, own in board.units().items()}
     ours = {
@@ -144,13 +142,12 @@ def _bring_to(game: Game, board: Board) -> None:
 
 
 def _comparable(state: Mapping[str, Any]) -> list[Any]:
-    """What legal orders depend on, of a state of the package."""
     parts = (state["units"], state["centers"], *(state["retreats"][power] for power in POWERS))
     return [state["name"], *({name: sorted(listed) for name, listed in part.items()} for part in parts)]
 
 
 def _chosen_disbands(board: Board, orders: _OrderSets, after: Mapping[str, Any]) -> _OrderSets:
-    """The disbands that the rules chose: those that the next recorded units show, else those of this program's rules."""
+    """The disbands that the rules chose: read off the next recorded units, else by our rules."""
     disbands: _OrderSets = {}
     legal = board.legal_orders()
     if missing := legal.keys() - orders.keys():
@@ -165,12 +162,10 @@ def _chosen_disbands(board: Board, orders: _OrderSets, after: Mapping[str, Any])
 
 
 def _position(board: Board) -> tuple[Any, ...]:
-    """What legal orders depend on."""
     return board.phase, board.units(), board.dislodged(), board.centres()
 
 
 def _phases(saved: Any, where: str) -> Iterator[tuple[Mapping[str, Any], Board, Mapping[str, Any]]]:
-    """The phases that were played: as recorded, as boards, and the units recorded after them."""
     phases = _checked_phases(saved, where)
     for number, phase in enumerate(phases):
         before, following = (phases[number - 1] if number else None), (phases[number + 1] if phases[number + 1 :] else None)
@@ -186,15 +181,15 @@ def _phases(saved: Any, where: str) -> Iterator[tuple[Mapping[str, Any], Board, 
 
 
 def _is_drawn(phase: Any, following: Any) -> bool:
-    """True for a phase in which the players or the game's master ended the game: nothing was played in it."""
+    """True for an unplayed phase, in which the players or the game master ended the game."""
     return following["name"] == OVER and not phase.get("results")
 
 
 def _checked_phases(saved: Any, where: str) -> list[Any]:
     if not isinstance(saved, Mapping) or not isinstance(saved.get("phases"), list) or not _is_whole(saved["phases"]):
-        reason = "it is no game as the diplomacy package saves it"
+        reason = "it is not in the diplomacy package's format"
         raise RefusedGameError(
-            reason, f"{where} is no game as the diplomacy package saves it: it lacks phases with name, state and orders"
+            reason, f"{where} is not in the diplomacy package's format: it lacks phases with name, state and orders"
         )
     try:
         check_variant(saved, where)
@@ -206,7 +201,6 @@ def _checked_phases(saved: Any, where: str) -> list[Any]:
 
 
 def _when(phase: str) -> tuple[str, int, int]:
-    """Sorts the names of phases, with the end of the game last."""
     return phase[1:5], "SFW".find(phase[:1]), "MRA".find(phase[-1:])
 
 
@@ -228,7 +222,6 @@ def _is_whole(phases: Sequence[Any]) -> bool:
 
 
 def _orders(board: Board, recorded: Mapping[str, Any], where: str, ignore: Callable[[str], None] | None) -> _OrderSets:
-    """The whole order sets that are known."""
     order_sets: _OrderSets = {}
     legal = board.legal_orders()
     by_power = {power.upper(): listed or () for power, listed in recorded.items()}
@@ -253,7 +246,6 @@ def _orders(board: Board, recorded: Mapping[str, Any], where: str, ignore: Calla
 
 
 def _as_listed(order: str, board: Board, legal: LegalOrders) -> str | None:
-    """The order as `LegalOrders` spells it; None: it is not legal."""
     return _spelled(order, legal) or _spelled(board.parsed(legal.power, order), legal)
 
 

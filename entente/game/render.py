@@ -1,7 +1,7 @@
 """Pictures of boards as SVG: our sketch map with owners, units and orders.
 
 A picture has a few tens of KB and no ids or scripts, so one page can hold many. A thicker arrow means a more probable order, if
-the caller gives probabilities. Colours are attributes; the style sheet changes only ground colours for readers who prefer dark
+the caller passes probabilities. Colours are attributes; the style sheet changes only ground colours for readers who prefer dark
 pages. A legend below the board explains the marks that appear. The map artwork of the game engine is not used, because of its
 licence.
 """
@@ -14,7 +14,7 @@ from entente.game.sketch_map import CLOSED, HEIGHT, LAND, SEA, WIDTH, Cell, Poin
 from entente.game.snapshot import POWERS
 
 Frame = tuple[float, float, float, float]
-"""Left, top, width and height of the part that is shown, in SVG units."""
+"""Left, top, width and height of the visible part, in SVG units."""
 
 COLOURS: dict[str, str] = dict(
     zip(POWERS, ("#c8443a", "#7c4fb0", "#3778c2", "#4d545c", "#2f9457", "#7d8ea3", "#cf9a12"), strict=True)
@@ -43,7 +43,6 @@ _NAMES, _SEAS = frozenset(LAND | SEA), frozenset(SEA)
 
 
 def frame_around(locations: Iterable[str]) -> Frame:
-    """The smallest frame that shows these locations with a margin."""
     places = [place(location) for location in locations]
     left, right = min(x for x, _ in places) - _MARGIN, max(x for x, _ in places) + _MARGIN
     top, bottom = min(y for _, y in places) - _MARGIN, max(y for _, y in places) + _MARGIN
@@ -55,7 +54,6 @@ def frame_around(locations: Iterable[str]) -> Frame:
 
 
 def order_locations(board: Board, power: str, orders: Sequence[str]) -> set[str]:
-    """The locations of the units of `power`, and every location that its orders name."""
     named = {word for order in orders for word in order.split() if word.split("/")[0] in _NAMES}
     return named | {unit[2:] for unit in board.units()[power]}
 
@@ -75,14 +73,14 @@ def draw_board(
     """
     x, y, width, height = frame
     size = width / UNITS_ACROSS  # half the width of a unit; text and lines scale with it
-    shown = [cell for cell in cells() if _meets(cell, frame)]
-    drawn = [*_ground(board, shown, size), *_units(board, size)]
+    visible = [cell for cell in cells() if _meets(cell, frame)]
+    drawn = [*_ground(board, visible, size), *_units(board, size)]
     kinds: set[str] = set()
-    for power, given in (orders or {}).items():
-        for order in given:
+    for power, own in (orders or {}).items():
+        for order in own:
             drawn += _order(order, COLOURS[power], (certainty or {}).get(order, 1.0), size)
             kinds |= {_kind(order)} - {""}
-    drawn += _names(board, shown, size, frame)
+    drawn += _names(board, visible, size, frame)
     if kinds:
         drawn.append(_legend(kinds, bool(certainty), size, (x, y + height), width))
         height += size * _LEGEND_HEIGHT
@@ -132,7 +130,6 @@ _STYLE = f"<style>@media screen and (prefers-color-scheme:dark){{{_RULES}}}</sty
 
 
 def _kind(order: str) -> str:
-    """The kind of mark of an order, a key of `_LEGEND`; '' for a waived build, which has no mark."""
     words = order.split()
     if len(words) < 3:
         return ""
@@ -140,7 +137,6 @@ def _kind(order: str) -> str:
 
 
 def _legend(kinds: set[str], shows_certainty: bool, size: float, corner: Point, width: float) -> str:
-    """A strip below the board with each kind of mark on it and its meaning."""
     (left, top), high = corner, size * _LEGEND_HEIGHT
     middle, x = top + high / 2, left + size
     parts = [f'<rect class="board-legend" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{high:.1f}" fill="#ffffff"/>']
@@ -162,7 +158,6 @@ def _words(text: str, x: float, y: float, size: float) -> str:
 
 
 def _sample(kind: str, start: Point, size: float) -> list[str]:
-    """A small mark of this kind for the legend."""
     (x, y), thick = start, size * 0.25
     tail, middle, end = (x - size * 0.8, y), (x + size * 1.2, y), (x + size * 2.2, y)
     if kind == "arrow":
@@ -193,13 +188,13 @@ def _meets(cell: Cell, frame: Frame) -> bool:
     return max(across) >= x and min(across) <= x + width and max(down) >= y and min(down) <= y + height
 
 
-def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
-    """Provinces in the colours of their owners, thin lines between them, a thicker line along coasts."""
+def _ground(board: Board, visible: list[Cell], size: float) -> list[str]:
+    """Provinces in their owners' colours; thin lines between them, thicker along coasts."""
     owners = {place: power for power, places in board.influence().items() for place in places}
     grounds: dict[tuple[str, str], list[str]] = {}
-    for cell in shown:
+    for cell in visible:
         grounds.setdefault(_fill(cell, owners), []).append(_outline(cell.corners))
-    lines = _lines(shown)
+    lines = _lines(visible)
     drawn = [
         f'<path class="board-{kind}" d="{"".join(outlines)}" fill="{fill}" stroke="{fill}" stroke-width="{size * 0.05:.2f}"/>'
         for (kind, fill), outlines in grounds.items()
@@ -210,10 +205,9 @@ def _ground(board: Board, shown: list[Cell], size: float) -> list[str]:
     return drawn
 
 
-def _lines(shown: Iterable[Cell]) -> dict[str, str]:
-    """Borders between provinces as SVG paths, by type: sea, land or coast."""
+def _lines(visible: Iterable[Cell]) -> dict[str, str]:
     lines: dict[str, list[str]] = {"sea": [], "land": [], "coast": []}
-    for cell in shown:
+    for cell in visible:
         for start, end, beyond in zip(cell.corners, (*cell.corners[1:], cell.corners[0]), cell.beyond, strict=True):
             if cell.name < beyond:  # each line once
                 lines[("land", "coast", "sea")[cell.is_sea + (beyond in _SEAS)]].append(f"M{_at(start)}L{_at(end)}")
@@ -221,7 +215,6 @@ def _lines(shown: Iterable[Cell]) -> dict[str, str]:
 
 
 def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
-    """Class (without its prefix) and colour of a province's ground."""
     if cell.name in CLOSED:
         return "closed", _CLOSED
     if cell.is_sea:
@@ -232,13 +225,13 @@ def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
     return f"own{POWERS.index(owner)}", mix_colours(COLOURS[owner], "#ffffff", 0.36)
 
 
-def _names(board: Board, shown: list[Cell], size: float, frame: Frame) -> list[str]:
+def _names(board: Board, visible: list[Cell], size: float, frame: Frame) -> list[str]:
     """Province abbreviations, and supply centres as rings in the colours of their owners."""
     owners = {centre: power for power, centres in board.centres().items() for centre in centres}
     centres = {*owners, *board.free_centres()}
     left, top, width, height = frame
     drawn = []
-    for name in dict.fromkeys(cell.name for cell in shown if cell.name not in CLOSED):
+    for name in dict.fromkeys(cell.name for cell in visible if cell.name not in CLOSED):
         x, y = place(name)
         if not (left < x < left + width and top < y < top + height):
             continue
@@ -286,7 +279,6 @@ def _unit(unit: str, at: Point, colour: str, size: float) -> list[str]:
 
 
 def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
-    """The mark of one order: an arrow, a dashed line, a ring or a cross."""
     words = order.split()
     if len(words) < 3:
         return []  # a build that is waived
@@ -324,7 +316,6 @@ def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> 
 
 
 def _line(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
-    """A dashed line to the supported or convoyed unit, with a dot at its end."""
     dx, dy, _ = _direction(start, end)
     tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)
     path = f"M{_at(tail)}L{_at(end)}"

@@ -1,7 +1,7 @@
-"""The package's game by the published rules: how moves come out, where dislodged units may go, and who is disbanded.
+"""The package's game by the published rules: results of moves, retreats, and owed disbands.
 
-docs/decisions.md lists what differs from the package, which keeps state, phases, legal orders and builds. Private names of
-`diplomacy` are replaced here, so the package is pinned, and another release is refused.
+docs/decisions.md lists the differences. The package still keeps state, phases, legal orders and builds. This module overrides
+private methods of `diplomacy`, so it requires one release.
 """
 
 from collections import defaultdict, deque
@@ -26,7 +26,7 @@ _RESULTS = {str(result): result for result in (BOUNCE, CUT, DISLODGED, DISRUPTED
 
 
 class RuledGame(Game):
-    """The package's game, in which movement, retreats and disbands come out as the rulebook says."""
+    """Movement, retreats and disbands by the rulebook."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class RuledGame(Game):
         return []
 
     def _dislodge(self, power: Any, unit: str, closed: set[str], by_sea: set[str]) -> None:
-        """Note where a dislodged unit may retreat to; without such a place it is destroyed."""
+        """Record the retreats of a dislodged unit; without any it is destroyed."""
         origin = self.dislodged[unit]
         barred = closed if origin in by_sea else closed | {origin}
         places = [place for place in _steps(unit) if place[:3] not in barred]
@@ -70,7 +70,6 @@ class RuledGame(Game):
             self.popped.append(unit)
 
     def _move(self, power: Any, moved: Mapping[str, str]) -> None:
-        """Move the units of `power`, and take its dislodged units off the map."""
         left = [unit for unit in power.units if unit in moved or unit in self.dislodged]
         arrived = [moved[unit] for unit in left if unit in moved]
         for unit in (*left, *arrived):
@@ -142,5 +141,4 @@ def _neighbours() -> dict[str, set[str]]:
 
 @cache
 def _names() -> dict[str, str]:
-    """The name of each province in words."""
     return {short: name for name, short in Map(MAP).loc_name.items()}

@@ -1,8 +1,7 @@
-"""Reward components of a stretch of play, and the horizon.
+"""Reward components of a span of play, and the horizon.
 
-Each component is the difference of a measure at two moments, so components of consecutive spans add up to the last
-scores minus the first. The settings of a run define how components are weighted. Counts (dislodgements, void and bounced
-orders) start at the fork.
+A component is the difference of a measure at two moments, so the components of consecutive spans sum to the last scores minus the
+first. A run's settings weight them. Counts (dislodgements, void and bounced orders) start at the fork.
 """
 
 from collections.abc import Callable, Sequence
@@ -132,7 +131,6 @@ def compute_power_scores(board: "Board", before: PowerScores | None = None, play
 
 
 def components(before: PowerScores, after: PowerScores, power: str) -> dict[str, float]:
-    """Change of each measure for `power` between two moments, by its name."""
     return {name: measure(after, power) - measure(before, power) for name, measure in _MEASURES.items()}
 
 
@@ -149,7 +147,6 @@ def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
 
 
 def _next_count(phase: str) -> int:
-    """Year of the next count of centres."""
     if phase[:1] + phase[-1:] not in _PHASES_OF_A_YEAR or not phase[1:-1].isdigit():
         raise InputError(f"{phase!r} is not the name of a phase such as 'S1903M' or 'W1905A'.")
     return int(phase[1:-1]) + (phase[0] == "W")

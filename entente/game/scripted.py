@@ -1,7 +1,7 @@
 """Scripted players: functions from the legal orders of one power and a random source to one legal set of orders.
 
-Every set that a player returns is legal and canonical (`LegalOrders.admits`). It depends only on the arguments: equal legal
-orders, random state and board give equal orders on any machine.
+Players return legal, canonical sets (`LegalOrders.admits`) that depend only on the arguments: equal legal orders, random state
+and board give equal orders on any machine.
 """
 
 import random
@@ -41,7 +41,7 @@ def hold(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -
 
 
 def uniform(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Draws uniformly: an order for each unit, or an allowed subset of sites to build on or disband."""
+    """Samples uniformly: an order for each unit, or an allowed subset of sites to build on or disband."""
     smallest = 0 if legal.kind is OrderKind.BUILD else legal.picks
     sizes = range(smallest, legal.picks + 1)
     size = rng.choices(sizes, [comb(len(legal.sites), size) for size in sizes])[0]
@@ -100,24 +100,23 @@ PLAYERS: Mapping[str, Player] = {
 
 
 def looks_back(name: str) -> bool:
-    """Whether the player of this name may look at `Board.last_orders`, and so continue otherwise on an equal position."""
+    """Whether this player may read `Board.last_orders`, so that its orders depend on more than the position."""
     return name == "repeat" or name not in PLAYERS
 
 
 @cache
 def player(name: str) -> Player:
-    """The player called `name`: one of ours, or a function that `module:attribute` names."""
+    """A built-in player, or a function named as `module:attribute`."""
     check_named("scripted player", name, PLAYERS)
     return PLAYERS[name] if name in PLAYERS else load_part("scripted player", name, _accept)
 
 
 def check_player(name: str) -> None:
-    """Load the player of this name."""
     player(name)
 
 
 def is_player(name: str) -> bool:
-    """Whether `name` is one of ours or may name one of a user's own."""
+    """Whether `name` is built in, or has the form of a user's own."""
     try:
         check_named("scripted player", name, PLAYERS)
     except InputError:
@@ -125,21 +124,21 @@ def is_player(name: str) -> bool:
     return True
 
 
-def _accept(found: Player, named: str) -> Player:
-    """A user's player. Its orders are checked each time, so that none reaches the board that is not legal."""
-    if not callable(found):
-        raise Misfit("it is no function that orders for a power")
-    check_arguments(found, "legal", "rng", "board")
+def _accept(function: Player, named: str) -> Player:
+    """Wrap a user's player in a check of its orders, so that no illegal order reaches the board."""
+    if not callable(function):
+        raise Misfit("it is not callable")
+    check_arguments(function, "legal", "rng", "board")
 
     def order(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
         try:
-            orders = list(found(legal, rng, board))
+            orders = list(function(legal, rng, board))
         except Exception as error:
-            raise InputError(f"the {named} failed for {legal.power} ({type(error).__name__}: {error}): mend it") from error
+            raise InputError(f"the {named} failed for {legal.power} ({type(error).__name__}: {error}): fix it") from error
         if not legal.admits(orders):
             raise InputError(
                 f"the {named} ordered {orders} for {legal.power}, which is no legal {legal.kind} set in the order of the sites: "
-                "mend it"
+                "fix it"
             )
         return orders
 

@@ -1,8 +1,8 @@
-"""One connection to the `diplomacy` package's own server: requests with their answers. Notices are skipped.
+"""One connection to the `diplomacy` package's own server: requests and their answers, without notices.
 
 The messages are the package's own classes. Its `Connection` is not used, because it reconnects on its own, repeats a request that
-made the server close the connection, and keeps a whole `Game` for each seat. Here a lost connection is one error, and nothing is
-repeated: the caller decides. Nothing of an account is written anywhere. This module knows no players.
+made the server close the connection, and keeps a whole `Game` for each seat. Here a lost connection raises an error, and the
+caller decides whether to try again. This module writes no account data anywhere.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LARGEST = 64 << 20
 
 
 class ServerLostError(EntenteError):
-    """The server cannot be reached, has closed the connection, or does not answer. Another try may succeed."""
+    """The server cannot be reached, has closed the connection, or does not answer. A retry may succeed."""
 
 
 class ForeignServerError(InputError):
@@ -36,7 +36,7 @@ class ForeignServerError(InputError):
 
 
 class RefusedError(EntenteError):
-    """The server refused a request. `kind` is the name that the package gives the error, such as 'GameIdException'."""
+    """The server refused a request. `kind` is the package's name of the error, such as 'GameIdException'."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -45,8 +45,6 @@ class RefusedError(EntenteError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerGame:
-    """A game in the server's list."""
-
     game: str
     """Its id."""
     phase: str
@@ -57,7 +55,7 @@ class ServerGame:
     players: int
     """Powers that somebody controls."""
     seats: int
-    """Powers that somebody must control before the game begins."""
+    """Powers that players must control before the game begins."""
     deadline_s: int
     """Seconds for each phase; 0: as long as it takes."""
     has_password: bool
@@ -67,12 +65,12 @@ class ServerGame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedGame:
-    """A game as the server gives it to a power."""
+    """A game as a joined power sees it."""
 
     power: str
-    """The power that was given; empty for an observer."""
+    """The power that the server assigned; empty for an observer."""
     state: dict[str, Any]
-    """The position, as `diplomacy.Game.get_state` gives it."""
+    """The position, as of `diplomacy.Game.get_state`."""
     controllers: dict[str, str]
     """Account by power; 'dummy' where nobody controls it."""
     phases: list[dict[str, Any]] = field(default_factory=list)
@@ -88,7 +86,6 @@ class ServerClient:
         self._turn = asyncio.Lock()  # the server works on one request at a time
 
     async def sign_in(self, account: str, password: str) -> str:
-        """A token for the account, which the server makes if it is new."""
         return (await self._ask(requests.SignIn(username=account, password=password), responses.DataToken)).data
 
     async def games(self, token: str, ids: Sequence[str] | None = None) -> list[ServerGame]:
@@ -101,27 +98,27 @@ class ServerClient:
         return sorted((await self._ask(requests.GetPlayablePowers(token=token, game_id=game), responses.DataPowerNames)).data)
 
     async def join(self, token: str, game: str, power: str | None, password: str | None) -> JoinedGame:
-        """Take a power, or see the game as the account that has it; without a power, observe.
+        """Take a power, or rejoin as the account that has it; without a power, observe.
 
-        Where a game deals its powers, the server gives another one.
+        In a game that assigns powers at random the server may assign another one.
         """
         request = requests.JoinGame(token=token, game_id=game, power_name=power, registration_password=password)
-        found = (await self._ask(request, responses.DataGame)).data
+        joined = (await self._ask(request, responses.DataGame)).data
         return JoinedGame(
-            power=found.role if power is not None else "",
-            state=found.get_state(),
-            controllers={name: each.get_controller() for name, each in found.powers.items()},
+            power=joined.role if power is not None else "",
+            state=joined.get_state(),
+            controllers={name: each.get_controller() for name, each in joined.powers.items()},
             phases=[
-                {"name": str(name), "state": found.state_history[name], "orders": orders}
-                for name, orders in found.order_history.items()
-                if name in found.state_history
+                {"name": str(name), "state": joined.state_history[name], "orders": orders}
+                for name, orders in joined.order_history.items()
+                if name in joined.state_history
             ],
         )
 
     async def give_orders(
         self, token: str, game: str, power: str, phase: str, orders: Sequence[str], *, final: bool = True
     ) -> None:
-        """Replace the power's orders. The phase may be played at once if they are `final`, else at its deadline."""
+        """Replace the power's orders. If they are `final`, the server need not wait for the deadline."""
         await self._ask(
             requests.SetOrders(
                 token=token,
@@ -136,12 +133,10 @@ class ServerClient:
         )
 
     async def vote_draw(self, token: str, game: str, power: str, phase: str) -> None:
-        """Vote for a draw."""
         request = requests.Vote(token=token, game_id=game, game_role=power, phase=phase, power_name=power, vote=strings.YES)
         await self._ask(request, responses.Ok)
 
     async def saved(self, token: str, game: str, power: str, phase: str) -> dict[str, Any]:
-        """The whole game, as `diplomacy.utils.export.to_saved_game_format` makes it."""
         request = requests.SaveGame(token=token, game_id=game, game_role=power, phase=phase)
         return (await self._ask(request, responses.DataSavedGame)).data
 
@@ -150,22 +145,22 @@ class ServerClient:
 
         Raises:
             RefusedError: the server refused it.
-            ServerLostError: the connection ended before an answer, or there was none in time.
+            ServerLostError: the connection closed, or the server did not answer in time.
             ForeignServerError: the answer cannot be read.
         """
         async with self._turn:
-            found = await self._answer(request)
-        if not isinstance(found, kind):
-            raise self._foreign(f"its answer to '{request.name}' is '{found.name}'")
-        return found
+            answer = await self._answer(request)
+        if not isinstance(answer, kind):
+            raise self._foreign(f"its answer to '{request.name}' is '{answer.name}'")
+        return answer
 
     async def _answer(self, request: Any) -> Any:
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._socket.send_str(request.json())
                 while (message := await self._socket.receive()).type is aiohttp.WSMsgType.TEXT:
-                    if (found := self._read(message.data, request)) is not None:
-                        return found
+                    if (answer := self._read(message.data, request)) is not None:
+                        return answer
         except TimeoutError as error:
             raise ServerLostError(f"{self.address} did not answer '{request.name}' within {ANSWER_S:g} s") from error
         except (ConnectionError, aiohttp.ClientError) as error:
@@ -173,7 +168,7 @@ class ServerClient:
         raise ServerLostError(f"{self.address} has closed the connection")
 
     def _read(self, text: str, request: Any) -> Any:
-        """The answer to the request; None for a notice, and for an answer that nobody waits for any more."""
+        """The answer to the request; None for a notice, and for the late answer to an earlier request."""
         try:
             message = json.loads(text)
             if strings.REQUEST_ID not in message and strings.NOTIFICATION_ID not in message:
@@ -195,7 +190,7 @@ class ServerClient:
 
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, exceptions.DiplomacyException)
-"""What the package raises when it reads a message that is none of its own."""
+"""What the package raises for a message of another protocol."""
 
 
 @asynccontextmanager
@@ -203,7 +198,7 @@ async def connect(address: str) -> AsyncIterator[ServerClient]:
     """A connection to the server at `address`, HOST:PORT, ws://HOST:PORT or wss://HOST:PORT.
 
     Raises:
-        ServerLostError: nobody listens there.
+        ServerLostError: nothing listens there.
         ForeignServerError: it is another kind of server.
     """
     url = address if "://" in address else f"ws://{address}"
@@ -211,7 +206,7 @@ async def connect(address: str) -> AsyncIterator[ServerClient]:
         try:
             socket = await asyncio.wait_for(session.ws_connect(url, max_msg_size=_LARGEST), CONNECT_S)
         except aiohttp.ClientConnectorError as error:
-            raise ServerLostError(f"nobody listens at {address}: {error.os_error.strerror or error.os_error}") from error
+            raise ServerLostError(f"nothing listens at {address}: {error.os_error.strerror or error.os_error}") from error
         except aiohttp.WSServerHandshakeError as error:
             raise _other_kind(address, f"it answers with HTTP status {error.status}") from error
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
@@ -223,7 +218,7 @@ async def connect(address: str) -> AsyncIterator[ServerClient]:
 
 
 def _other_kind(address: str, what: str) -> ForeignServerError:
-    return ForeignServerError(f"what listens at {address} is no server of the diplomacy package: {what}")
+    return ForeignServerError(f"{address} is not a server of the diplomacy package: {what}")
 
 
 def _listed(info: Any) -> ServerGame:

@@ -111,7 +111,6 @@ class Cell:
 
     @property
     def is_sea(self) -> bool:
-        """True for a sea province."""
         return self.name in SEA
 
 
@@ -125,16 +124,14 @@ def place(location: str) -> Point:
 
 
 def name_place(name: str, size: float) -> Point:
-    """Middle of a province's abbreviation and ring; `size`: half the width of a unit."""
     (x, y), (right, down) = place(name), NAMES_BESIDE.get(name, NAME_BELOW)
     return x + size * right, y + size * down
 
 
 @lru_cache(maxsize=1)
 def cells() -> tuple[Cell, ...]:
-    """The cells of all provinces: a Voronoi diagram of their points."""
     points = [(name, _drawn(degrees)) for name, places in (LAND | SEA | CLOSED).items() for degrees in places]
-    found = []
+    polygons = []
     for name, here in points:
         sides: list[tuple[Point, str]] = [((0.0, 0.0), ""), ((WIDTH, 0.0), ""), ((WIDTH, HEIGHT), ""), ((0.0, HEIGHT), "")]
         for other, there in sorted(points, key=lambda point: math.dist(here, point[1])):
@@ -142,8 +139,8 @@ def cells() -> tuple[Cell, ...]:
                 break  # neither this point nor a farther one can cut the rest
             if there != here:
                 sides = _nearer(sides, here, there, other)
-        found.append(Cell(name=name, corners=tuple(corner for corner, _ in sides), beyond=tuple(side for _, side in sides)))
-    return tuple(cell for cell in found if cell.corners)
+        polygons.append(Cell(name=name, corners=tuple(corner for corner, _ in sides), beyond=tuple(side for _, side in sides)))
+    return tuple(cell for cell in polygons if cell.corners)
 
 
 def _drawn(degrees: Point) -> Point:

@@ -1,8 +1,8 @@
 """A frozen position as plain data, and the names of the powers.
 
-The id of a `Snapshot` is the hash of the position's canonical text, so equal positions have equal ids and a damaged text is
-detected. The last orders end the text and are not hashed: a position has the same id, and the same luck in scores, whatever led
-to it. `Board.snapshot` makes snapshots and `Board.restore` continues from them. This module does not load `diplomacy`.
+The id of a `Snapshot` is the hash of the position's canonical text, so equal positions have equal ids and damage shows. The hash
+excludes the last orders at the end of the text: the id, and the seeds derived from it, do not depend on how a position arose.
+`Board.snapshot` makes snapshots and `Board.restore` continues from them. This module does not load `diplomacy`.
 """
 
 import json
@@ -43,15 +43,14 @@ class Snapshot:
     source: str
     """Who played the game up to here: "scripted:random+mover" or "policy:12"."""
     game_id: str
-    """The source game. Positions of one game are all for training or all held out."""
+    """The source game. Positions of one game are all training positions or all held out."""
     seed: int
     """Seed of the players of the source game."""
     power: str = ""
-    """Power that the policy had up to here, and goes on with while it has units; empty: any."""
+    """Power that the policy played up to here, and keeps while it has units; empty: any."""
 
     @property
     def last_orders(self) -> dict[str, tuple[str, ...]]:
-        """`Board.last_orders` of the frozen board."""
         return last_orders_in(json.loads(self.position))
 
 
@@ -61,20 +60,19 @@ def position_id(position: str) -> str:
 
 
 def rules_part(position: str) -> str:
-    """The canonical text without the last orders, of which the rules know nothing."""
+    """The canonical text without the last orders, on which the rules do not depend."""
     rules, mark, _ = position.partition(_LAST_ORDERS)
     return rules + "}" if mark else position
 
 
 def with_last_orders(position: str, orders: Mapping[str, Sequence[str]]) -> str:
-    """The canonical text of a position with last orders at its end."""
     return position[:-1] + _LAST_ORDERS + json.dumps(orders, separators=(",", ":")) + "}" if orders else position
 
 
 def centres_in(position: str) -> tuple[int, ...]:
     """Supply centres owned in a position, int per power of POWERS."""
-    found = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
-    return tuple(found[power] for power in POWERS)
+    counts = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
+    return tuple(counts[power] for power in POWERS)
 
 
 def last_orders_in(position: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -105,7 +103,6 @@ def _is_movement_order(text: str) -> bool:
 
 
 def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed: int, power: str = "") -> Snapshot:
-    """A snapshot of a recorded position; `phase` is its short name, for example "S1903M"."""
     return Snapshot(
         snapshot_id=position_id(position),
         phase=phase,

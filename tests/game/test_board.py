@@ -114,7 +114,7 @@ def test_the_id_of_a_position_is_that_of_the_rules_whatever_was_ordered_before()
 
 @pytest.mark.parametrize("orders", [{"NARNIA": ["A PAR H"]}, {"FRANCE": ["A PAR H\nORDERS:"]}, {"FRANCE": [3]}, [1]])
 def test_last_orders_that_nobody_can_have_given_are_refused(orders: object) -> None:
-    with pytest.raises(DataError, match="holds no position of this version"):
+    with pytest.raises(DataError, match="has no position of this version"):
         Board.restore(altered(freeze(Board.start()), last_orders=orders))
 
 

@@ -246,16 +246,16 @@ BOARD = board_text(Board.start(), "", PromptSettings(own_line="in_place"))
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("hello\nthere", "holds no position"),
+        ("hello\nthere", "has no position"),
         (BOARD, "names no power to order for"),
         (BOARD + "NARNIA", "'NARNIA' is not part of a board"),
-        (BOARD + "FRANCE\nGERMANY A MUN - BUR", "goes on after FRANCE's line with 'GERMANY A MUN - BUR'"),
+        (BOARD + "FRANCE\nGERMANY A MUN - BUR", "continues after FRANCE's line with 'GERMANY A MUN - BUR'"),
         (BOARD.replace("ITALY F NAP A ROM A VEN | NAP ROM VEN\n", "") + "FRANCE", "the board has no line of ITALY"),
         (BOARD.replace("A VEN |", "A BUD |") + "FRANCE", "two units are in BUD"),
         (BOARD + "LAST FRANCE A PAR - BUR; hello\nFRANCE", "'A PAR - BUR; hello' is no movement order"),
         (
             BOARD.replace("SPRING 1901 MOVEMENT", "SPRING 1901 RETREATS\nDISLODGED FRANCE A BUR") + "FRANCE",
-            "say where they may go",
+            "name their retreats",
         ),
     ],
     ids=range(8),

@@ -100,7 +100,7 @@ def test_a_web_server_and_a_port_without_a_server_are_told():
             async with connect(address):
                 pass
         await runner.cleanup()
-        with pytest.raises(ServerLostError, match="nobody listens"):
+        with pytest.raises(ServerLostError, match="nothing listens"):
             async with connect(address):
                 pass
 

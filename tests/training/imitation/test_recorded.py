@@ -171,11 +171,11 @@ REFUSED = {
         "its phases are in no order",
         "do not follow each other",
     ),
-    "no game": (lambda saved: {"phases": [1]}, "it is no game as the diplomacy package saves it", "it lacks phases with name"),
-    "no phase": (lambda saved: {"phases": []}, "it is no game as the diplomacy package saves it", "it lacks phases with name"),
+    "no game": (lambda saved: {"phases": [1]}, "it is not in the diplomacy package's format", "it lacks phases with name"),
+    "no phase": (lambda saved: {"phases": []}, "it is not in the diplomacy package's format", "it lacks phases with name"),
     "nothing played": (lambda saved: saved | {"phases": saved["phases"][-1:]}, "nothing was played in it", "leave it out"),
     "the game before": (lambda saved: saved | {"id": "another"}, "it occurs twice", "again: pass each game once"),
-    "a number": (lambda saved: 7, "it is no game as the diplomacy package saves it", "it lacks phases with name"),
+    "a number": (lambda saved: 7, "it is not in the diplomacy package's format", "it lacks phases with name"),
 }
 
 
