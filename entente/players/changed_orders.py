@@ -1,7 +1,7 @@
-"""Order sets near a given one: one order changed, or two that work together. Search tries them after its proposals.
+"""Order sets near another one: one order changed, or two that work together. Search tries them after its proposals.
 
-A proposer that looks at each unit alone, as DumbBot does, seldom finds a move and its support together. Here a changed support
-fits the rest of the set: it supports a move or a hold that is ordered, so few changes are wasted.
+A proposer that looks at each unit alone, as DumbBot does, seldom orders a move together with its support. A changed support here
+always fits the rest of the set: it supports an ordered move or hold, so few changes are wasted.
 """
 
 import random
@@ -11,7 +11,7 @@ from entente.game.legal import LegalOrders, OrderKind
 from entente.game.scripted import player
 
 ADJUSTMENTS = 40
-"""Draws of builds or disbands, which depend on one another; there are few."""
+"""Samples of builds or disbands, which have few different sets."""
 
 
 def changed_orders(legal: LegalOrders, orders: Sequence[str], rng: random.Random) -> list[tuple[str, ...]]:
@@ -20,20 +20,20 @@ def changed_orders(legal: LegalOrders, orders: Sequence[str], rng: random.Random
     Args:
         orders: a legal order set in canonical form.
     """
-    given = tuple(orders)
+    ordered = tuple(orders)
     if legal.kind is OrderKind.MOVEMENT:
-        found = list(dict.fromkeys(_movements(legal, given)))
+        changes = list(dict.fromkeys(_movements(legal, ordered)))
     elif legal.kind is OrderKind.RETREAT:
-        found = [_with(given, {site: order}) for site, options in enumerate(legal.options) for order in options]
+        changes = [_with(ordered, {site: order}) for site, options in enumerate(legal.options) for order in options]
     else:
-        found = list(dict.fromkeys(tuple(player("random")(legal, rng)) for _ in range(ADJUSTMENTS)))
-    found = [orders for orders in found if orders != given]
-    rng.shuffle(found)
-    return found
+        changes = list(dict.fromkeys(tuple(player("random")(legal, rng)) for _ in range(ADJUSTMENTS)))
+    changes = [orders for orders in changes if orders != ordered]
+    rng.shuffle(changes)
+    return changes
 
 
 def _movements(legal: LegalOrders, orders: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Each unit's moves and hold, alone and with a support by another unit; and its supports of what others are ordered to do."""
+    """Each unit's moves and hold, alone and with a support by another unit, and its supports of ordered moves and holds."""
     supports = [_supports(options) for options in legal.options]
     for site, options in enumerate(legal.options):
         for order in options:
@@ -49,7 +49,6 @@ def _movements(legal: LegalOrders, orders: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def _supports(options: Sequence[str]) -> dict[str, str]:
-    """Support orders of a unit by what they support: "A MAR - BUR", or "A MAR" for a hold."""
     return {words[3]: order for order in options if (words := order.split(" ", 3))[2] == "S"}
 
 

@@ -1,6 +1,6 @@
-"""Names of endpoints, `openai:MODEL@URL`, and how they are asked.
+"""Names of endpoints, `openai:MODEL@URL`, and their settings.
 
-An endpoint's key is in the environment, and is sent to its own host only.
+An endpoint's key is read from the environment, and sent to its own host only.
 """
 
 import os
@@ -18,7 +18,7 @@ _NAME = re.compile(
     r"openai:(?P<model>[A-Za-z0-9@][A-Za-z0-9._:/@-]*)@(?P<url>https?://(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
     r"(?:/[A-Za-z0-9._~/-]*)?)"
 )
-"""No user, query or fragment, in which a key could be, and none of the characters with which tables of opponents are written."""
+"""No user, query or fragment, which could contain a key, and no separators of the table of opponents."""
 
 
 class OutsideSettings(Settings):
@@ -32,8 +32,6 @@ class OutsideSettings(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One model at one address."""
-
     model: str
     """The model's name there."""
     url: str
@@ -41,7 +39,6 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """Its name as a player."""
         return f"openai:{self.model}@{self.url}"
 
     @property
@@ -51,7 +48,6 @@ class Endpoint:
 
     @property
     def key(self) -> str:
-        """The key; empty if there is none."""
         return os.environ.get(self.key_variable, "").strip()
 
 
@@ -61,11 +57,11 @@ def read_endpoint(name: str) -> Endpoint:
     Raises:
         InputError: the name is not `openai:MODEL@URL`, or its address has more than host, port and path.
     """
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         # The name is not repeated: what is wrong with it may be a key.
         raise InputError(
             "an endpoint is named 'openai:MODEL@URL', as 'openai:qwen3@http://127.0.0.1:8000/v1': letters, digits and ._:/@- in "
             "the model, and an http or https address with host, port and path alone; its key is in the environment"
         )
-    return Endpoint(model=found["model"], url=found["url"].rstrip("/"))
+    return Endpoint(model=match["model"], url=match["url"].rstrip("/"))

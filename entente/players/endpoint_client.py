@@ -1,7 +1,7 @@
 """Asks one endpoint for one answer over HTTP: time limit, retries, bounds.
 
-Everything that comes back is untrusted. A body has at most `MAX_BODY` bytes. Redirects are not followed, so the key reaches its
-own host alone. What is shown of an answer has no key and nothing that moves a terminal's cursor.
+Responses are untrusted. The client reads at most `MAX_BODY` bytes and follows no redirects, so the key reaches its own host
+only. Text that it prints of an answer contains neither the key nor terminal control characters.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ from entente.telemetry.progress import reporter, shown
 MAX_BODY = 1 << 20
 """Largest body of an answer, bytes."""
 MAX_TEXT = 20_000
-"""Characters of an answer that are kept: the last ones outside thoughts, because the orders come last."""
+"""Most characters of an answer to keep: the last ones outside thoughts, because the orders come last."""
 TIMEOUT_S = 120.0
-"""For one request: a model that thinks may take a minute."""
+"""Timeout of one request: a reasoning model may take a minute."""
 RETRIES = 5
-"""Further tries of a request that failed; with their pauses they outlast half a minute of trouble."""
+"""Retries of a failed request; with their pauses they outlast an outage of half a minute."""
 FIRST_PAUSE_S = 1.0
 """Pause before the first retry; each further one is twice as long."""
 LONGEST_PAUSE_S = 60.0
 LOST_AFTER = 5
-"""Requests in a row that failed with all their retries, after which the endpoint counts as lost."""
+"""Consecutive requests that failed with all their retries, after which the endpoint counts as lost."""
 _BYTES_PER_TOKEN = 3
-"""Where an endpoint does not say how many tokens it used, they are estimated from the bytes; this counts rather too many."""
+"""For an estimate where an endpoint does not report its tokens; it rather overestimates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,20 @@ class Reply:
     text: str
     """What the model wrote, at most MAX_TEXT characters; empty if there is no answer."""
     cut_off: bool = False
-    """The limit of tokens ended it."""
+    """The token limit cut the answer off."""
     failed: str = ""
     """Why there is no answer; empty if there is one."""
     tokens: int
-    """Tokens of prompt and answer, as the endpoint says or estimated."""
+    """Tokens of prompt and answer, reported by the endpoint or estimated."""
 
 
 class _Fault(Exception):
-    """One try failed; another may succeed."""
+    """One try failed; a retry may succeed."""
 
     def __init__(self, reason: str, *, gone: bool = False, pause_s: float = 0.0) -> None:
         super().__init__(reason)
         self.gone = gone
-        """The endpoint does not serve: it is not there, or takes no more requests."""
+        """The endpoint is unreachable or takes no more requests."""
         self.pause_s = pause_s
         """Seconds that the endpoint asks to wait."""
 
@@ -63,8 +63,6 @@ class _Refused(Exception):
 
 
 class EndpointClient:
-    """Asks one endpoint. All calls are made on one event loop."""
-
     def __init__(self, endpoint: Endpoint, settings: OutsideSettings) -> None:
         self.endpoint = endpoint
         self._settings, self._key = settings, endpoint.key
@@ -75,23 +73,23 @@ class EndpointClient:
         """Requests since the last answer that failed with all their retries."""
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> Reply:
-        """The answer to these messages. A request that fails with all its retries is a reply without text.
+        """A request that fails with all its retries returns a reply without text.
 
         Raises:
             EngineError: the endpoint refuses key, model or request.
-            EngineLostError: it is not there, never answered, or failed `LOST_AFTER` times in a row.
+            EngineLostError: it is unreachable, never answered, or failed `LOST_AFTER` times in a row.
         """
         tries, wasted = RETRIES + 1, 0
-        fault = _Fault("it was not asked")
+        fault = _Fault("no request was sent")
         for number in range(tries):
             if number:
                 await asyncio.sleep(min(LONGEST_PAUSE_S, max(fault.pause_s, FIRST_PAUSE_S * 2 ** (number - 1))))
             try:
                 reply = await self._try(messages)
-            except _Fault as found:
+            except _Fault as failure:
                 if self._closed:
-                    raise EngineLostError(f"{self.endpoint.name} is not asked any more") from found
-                fault, wasted = found, wasted + _tokens_of(messages)
+                    raise EngineLostError(f"{self.endpoint.name} is closed") from failure
+                fault, wasted = failure, wasted + _tokens_of(messages)
             else:
                 self._has_answered, self._failures = True, 0
                 if reply.cut_off and not self._was_cut_off:
@@ -104,7 +102,7 @@ class EndpointClient:
         self._failures += 1
         text = f"{self.endpoint.name} gave no answer in {'one try' if tries == 1 else f'{tries} tries'}: {fault}"
         if fault.gone or not self._has_answered or self._failures >= LOST_AFTER:
-            cure = "see that it runs, and give the same command again"
+            cure = "check that it runs, then run the same command again"
             raise EngineLostError(f"{text}; {cure}") from fault
         reporter().say(f"{text}; its units keep their default orders in this phase")
         return Reply(text="", failed=str(fault), tokens=wasted)
@@ -116,7 +114,7 @@ class EndpointClient:
             await self._session.close()
 
     async def _try(self, messages: Sequence[Mapping[str, str]]) -> Reply:
-        """One try; an endpoint that has another name for the limit of tokens says so, and gets that one from then on."""
+        """One try. If the endpoint rejects the name of the token limit, this and later requests use the other name."""
         while True:
             limit = self._limit
             body = {"model": self.endpoint.model, "messages": messages, "stream": False, limit: self._settings.answer_tokens}
@@ -129,10 +127,10 @@ class EndpointClient:
                 self._limit = "max_completion_tokens"
 
     async def _post(self, body: bytes) -> bytes:
-        """The body of a 200; the key is replaced in it.
+        """The body of a 200, with the key masked.
 
         Raises:
-            _Fault: another try may succeed.
+            _Fault: a retry may succeed.
             _Refused: the endpoint does not understand the request.
             EngineError: the endpoint refuses key, model or address.
         """
@@ -154,29 +152,28 @@ class EndpointClient:
         except TimeoutError as error:
             raise _Fault(f"no answer within {TIMEOUT_S:g} s") from error
         except aiohttp.ClientConnectorError as error:
-            raise _Fault(f"nobody answers at that address ({self._clean(str(error))})", gone=True) from error
+            raise _Fault(f"nothing answers at that address ({self._clean(str(error))})", gone=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _Fault(f"the connection failed ({self._clean(str(error)) or type(error).__name__})") from error
         if self._key:
             answer = answer.replace(self._key.encode(), b"(key)")
         if status == 200:
             return answer
-        said = f"{status}: {_message(answer)}"
+        reason = f"{status}: {_message(answer)}"
         if status in (400, 422):
-            raise _Refused(said)
+            raise _Refused(reason)
         if status == 429 or status >= 500 or status in (408, 409, 425):
-            raise _Fault(said, gone=status == 429, pause_s=_seconds(wait))
+            raise _Fault(reason, gone=status == 429, pause_s=_seconds(wait))
         if status in (401, 403):
-            raise EngineError(f"{self.endpoint.name} refuses the key ({said}): set it in {self.endpoint.key_variable}")
+            raise EngineError(f"{self.endpoint.name} refuses the key ({reason}): set it in {self.endpoint.key_variable}")
         cure = "name the address that it leads to" if 300 <= status < 400 else "check model and address"
-        raise EngineError(f"{self.endpoint.name} cannot be asked ({said}): {cure}")
+        raise EngineError(f"{self.endpoint.name} rejects the request ({reason}): {cure}")
 
     def _clean(self, text: str) -> str:
         return _short(text.replace(self._key, "(key)") if self._key else text)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    """The body, if it is small enough."""
     body = bytearray()
     async for part in response.content.iter_any():
         body += part
@@ -186,18 +183,18 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) -> Reply:
-    """The reply in the body of a 200. A count above `most_tokens`, which no such request uses, would spend a budget by a lie."""
+    """The reply in the body of a 200. A reported count above `most_tokens` is impossible, so it is ignored."""
     try:
-        found = json.loads(body)
-        choice = found["choices"][0]
+        completion = json.loads(body)
+        choice = completion["choices"][0]
         content = choice["message"]["content"]
         if isinstance(content, list):  # text in parts
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         if not isinstance(content, str | None):
             raise TypeError(type(content).__name__)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise _Fault(f"its answer is no chat completion: {_short(body[:200].decode(errors='replace'))}") from error
-    usage = found.get("usage")
+        raise _Fault(f"its response is not a chat completion: {_short(body[:200].decode(errors='replace'))}") from error
+    usage = completion.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     if not (type(tokens) is int and 0 < tokens <= most_tokens):
         tokens = _tokens_of(messages) + len((content or "").encode(errors="replace")) // _BYTES_PER_TOKEN
@@ -207,16 +204,14 @@ def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) 
 
 
 def _message(body: bytes) -> str:
-    """The sentence of an error's body, or the start of the body."""
     try:
-        found = json.loads(body)["error"]
-        return _short(str(found["message"] if isinstance(found, dict) else found))
+        error = json.loads(body)["error"]
+        return _short(str(error["message"] if isinstance(error, dict) else error))
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
         return _short(body[:200].decode(errors="replace"))
 
 
 def _short(text: str) -> str:
-    """Text from outside as part of a sentence."""
     return shown(" ".join(text[:1000].split()))[:200]
 
 

@@ -1,8 +1,8 @@
-"""Endpoints as players: each decision is looked up in the file of answers, and asked if it is not there.
+"""Endpoints as players: each decision comes from the file of answers, or else from the endpoint.
 
-Every order set that leaves here is legal and complete. A decision without an answer, or with a wrong one, gets default orders and
-is counted. The file has JSON lines, appended when an answer has come; an incomplete line, as after a kill, is asked again. A lost
-endpoint, a refused key and a spent budget are errors: the match or the fork ends, and its answers are kept.
+Players return legal and complete order sets only. They count decisions without a usable answer and play default orders for them.
+The file has one JSON line per answer; an incomplete line, as after a kill, is ignored and asked for again. A lost endpoint, a
+refused key and a spent budget raise errors: the match or the fork ends, and its answers are kept.
 """
 
 import asyncio
@@ -26,22 +26,20 @@ from entente.telemetry.errors import EngineError
 from storage.files import make_directory
 
 AT_ONCE = 8
-"""Requests in flight, to all endpoints together: a rented endpoint's usual allowance."""
+"""Requests in flight, to all endpoints together: a usual rate limit of a hosted endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
-    """One answer."""
-
     key: str
     """See `answer_key`."""
     player: str
     phase: str
     power: str
     text: str
-    """What the model wrote; empty if there was no answer."""
+    """The model's output; empty if there was no answer."""
     cut_off: bool = False
-    """The limit of tokens ended it."""
+    """The token limit cut the answer off."""
     failed: str
     """Why there was no answer; empty if there was one."""
     tokens: int
@@ -51,50 +49,46 @@ _ANSWER = TypeAdapter(StoredAnswer)
 
 
 def answer_key(player: str, dice: str, messages: Sequence[Any]) -> str:
-    """Name of a question: the endpoint, the name of the game's dice, and the messages. Equal questions of one game, or of the
-    forks of one start group, are one question."""
+    """Hash of the endpoint, the name of the game's seed, and the messages. Equal questions of one game, or of the forks of one
+    start group, share one answer."""
     return hashlib.sha256(json.dumps([player, dice, messages]).encode()).hexdigest()[:32]
 
 
 class AnswerFile:
-    """The answers of one match or run."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._found: dict[str, StoredAnswer] | None = None
+        self._answers: dict[str, StoredAnswer] | None = None
         self._tokens = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
         self._read()
         return self._tokens
 
     def get(self, key: str) -> StoredAnswer | None:
-        """The answer to this question; None if it was not asked yet."""
         return self._read().get(key)
 
     def add(self, answer: StoredAnswer) -> None:
         """Append an answer on a new line, even if the last line of the file is incomplete."""
-        found = self._read()
+        answers = self._read()
         make_directory(self._file.parent)
         with open(self._file, "ab") as file:
             # Plain ASCII: a terminal that shows the file obeys nothing that a model wrote.
             file.write((b"\n" if file.tell() else b"") + json.dumps(asdict(answer)).encode())
-        found[answer.key] = answer
+        answers[answer.key] = answer
         self._tokens += answer.tokens
 
     def _read(self) -> dict[str, StoredAnswer]:
-        if self._found is None:
-            self._found = {}
+        if self._answers is None:
+            self._answers = {}
             for line in self._file.read_bytes().splitlines() if self._file.is_file() else ():
                 try:
                     answer = _ANSWER.validate_json(line)
                 except ValidationError:
                     continue
-                self._found[answer.key] = answer
-            self._tokens = sum(answer.tokens for answer in self._found.values())
-        return self._found
+                self._answers[answer.key] = answer
+            self._tokens = sum(answer.tokens for answer in self._answers.values())
+        return self._answers
 
 
 class OutsideDecider:
@@ -118,22 +112,21 @@ class OutsideDecider:
         return orders
 
     def take(self, game: str) -> AnswerCounts:
-        """The counts of one game, which are then forgotten."""
+        """Return and clear the counts of one game."""
         return self._counts.pop(game, AnswerCounts())
 
     def take_all(self) -> AnswerCounts:
-        """The counts of all games, which are then forgotten."""
         counts, self._counts = self._counts, {}
         return sum(counts.values(), AnswerCounts())
 
 
 class OutsidePlayers:
-    """The endpoints of one match or run, and their answers. Deciders are called on one event loop."""
+    """The endpoints of one match or run, and their answers. Call the deciders on one event loop."""
 
     def __init__(self, names: Iterable[str], file: Path, settings: OutsideSettings) -> None:
         """
         Raises:
-            InputError: a name is no endpoint's.
+            InputError: a name is not of the form `openai:MODEL@URL`.
         """
         self._settings = settings
         self._file = AnswerFile(file)
@@ -144,7 +137,7 @@ class OutsidePlayers:
         self.deciders: Mapping[str, OutsideDecider] = {name: OutsideDecider(name, self) for name in self._clients}
 
     async def answer(self, name: str, request: DecisionRequest) -> StoredAnswer:
-        """The stored answer to this decision, or the endpoint's, which is then stored. Equal questions are asked once."""
+        """The stored answer, or else the endpoint's, which it stores. Equal questions in flight share one request."""
         asked = messages(request.board, request.legal)
         key = answer_key(name, request.shared or request.dice, asked)
         if (stored := self._file.get(key)) is not None:
@@ -156,11 +149,9 @@ class OutsidePlayers:
         return await asyncio.shield(self._asked[key])
 
     async def take_all(self) -> AnswerCounts:
-        """The counts of all endpoints since the last call."""
         return sum((decider.take_all() for decider in self.deciders.values()), AnswerCounts())
 
     async def close(self) -> None:
-        """Close the connections."""
         for client in self._clients.values():
             await client.close()
 
@@ -169,7 +160,7 @@ class OutsidePlayers:
             spent, budget = self._file.tokens, self._settings.token_budget
             if budget and spent >= budget:
                 raise EngineError(
-                    f"the endpoints have used {spent} tokens of outside.token_budget {budget}: give the command again with a "
+                    f"the endpoints have used {spent} tokens of outside.token_budget {budget}: run the command again with a "
                     "larger budget; games that ended and all answers are kept"
                 )
             reply = await self._clients[name].ask(asked)
@@ -214,6 +205,5 @@ orders alone, one per line, each copied from the list."""
 
 
 def messages(board: Board, legal: LegalOrders) -> list[dict[str, str]]:
-    """The messages of the chat: the rules, then position, power and legal orders."""
     asked = board_text(board, legal.power, _PROMPTS) + power_text(legal, board, _PROMPTS)
     return [{"role": "system", "content": _RULES}, {"role": "user", "content": asked}]

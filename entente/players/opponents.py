@@ -1,9 +1,9 @@
-"""The table of opponents, and the lots that fall on it.
+"""The table of opponents, and the random choice of players from it.
 
 A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 if none is given. A name is a scripted
 player, a published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run.
-`entente/rollouts/league.py` replaces `league` by versions with weights before a start group is played, so no lot falls on the
-word itself. Scripted players and versions may search (`dumbbot+search`); `entente/players/shared_search.py` makes them.
+`entente/rollouts/league.py` replaces `league` by versions with weights before a start group is played. Scripted players and
+versions may search (`dumbbot+search`); `entente/players/shared_search.py` makes them.
 """
 
 import math
@@ -45,23 +45,21 @@ def read_table(text: str) -> OpponentTable:
     if not table:
         raise ValueError(f"rollouts.opponents {text!r} has no name: give one player, or several with commas")
     if not any(weight for _, weight in table):
-        raise ValueError(f"rollouts.opponents {text!r}: the weights sum to 0, so nobody can play: give one of them more")
+        raise ValueError(f"rollouts.opponents {text!r}: the weights sum to 0: raise one of them")
     return tuple((name, weight) for name, weight in table if weight)
 
 
 def table_text(table: Sequence[tuple[str, float]]) -> str:
-    """The text of a table; the inverse of `read_table`."""
     return ",".join(name if weight == 1 else f"{name}*{weight!r}" for name, weight in table)
 
 
 def version_of(name: str) -> int | None:
-    """The policy version that a name of a table means, such as 12 for "v12" or "v12+search"; None if it means none."""
+    """The policy version of a name: 12 for "v12" and "v12+search"; None for other players."""
     match = _VERSION.fullmatch(name.removesuffix(SEARCHES))
     return int(match[1]) if match else None
 
 
 def is_endpoint(name: str) -> bool:
-    """Whether a name means an OpenAI-compatible endpoint; `endpoint_players.py` asks it."""
     return name.startswith(_ENDPOINT) and "@" in name
 
 
@@ -79,9 +77,9 @@ def seat_version(seat: str) -> int | None:
 
 
 def draw_opponents(shared: str, table: OpponentTable, powers: Sequence[str], *, by_seat: bool = False) -> dict[str, str]:
-    """The seat of each of `powers` in the start group named `shared`: one lot for all, or one for each.
+    """The seat of each of `powers` in the start group named `shared`: one random choice for all, or with `by_seat` one each.
 
-    A lot depends on `shared`, and with `by_seat` on the power, and on nothing else.
+    The choice depends only on `shared`, and with `by_seat` on the power.
     """
     if by_seat:
         return {power: _draw(table, shared, "opponents", power) for power in powers}

@@ -1,8 +1,7 @@
 """Reads one order from tokens against the legal orders of one power.
 
-A reading is what is written: an action, its unit, and what else the action needs. Types of units, coasts and the convoy may be
-left out. A reading means the one legal order that agrees with all it says; if none does, or several do, it is not legal. Nothing
-else is guessed.
+A reading has an action, its unit, and what else the action needs. Unit types, coasts and the convoy may be missing. It matches
+the one legal order that agrees with all its parts; if none or several agree, it is not legal. The grammar guesses nothing else.
 """
 
 from collections import defaultdict
@@ -38,8 +37,6 @@ class _Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """An order at some token."""
-
     order: str | None
     """The legal order that it means, or None."""
     end: int
@@ -47,7 +44,7 @@ class Match:
     place: str
     """Province of its unit."""
     typed: bool
-    """The type of its unit is written, so it is an order even if it is not legal."""
+    """The text names the unit's type, so it is an order even if it is not legal."""
 
 
 class _Goal(NamedTuple):
@@ -64,8 +61,6 @@ class _Goal(NamedTuple):
 
 
 class OrderGrammar:
-    """Reads orders of one power in one phase."""
-
     def __init__(self, legal: LegalOrders) -> None:
         self._legal: dict[tuple[str, str], list[tuple[_Reading, str]]] = defaultdict(list)
         """By action and province of the ordered unit."""
@@ -74,7 +69,7 @@ class OrderGrammar:
             self._legal[reading.action, reading.unit.place[:3]].append((reading, order))
 
     def at(self, tokens: Sequence[Lexeme], start: int, verb: str = "") -> Match | None:
-        """The order that begins at this token, as long as it can be; None if none does.
+        """The longest order that begins at this token; None if none does.
 
         Args:
             verb: action of a heading such as "Builds:", under which a unit alone is an order.
@@ -86,9 +81,9 @@ class OrderGrammar:
             start, verb = start + 1, first.value
         elif first.kind is Token.ACTION and first.value in ("B", "D"):
             start, verb = start + 1, first.value
-        if (found := _unit(tokens, start)) is None:
+        if (read := _unit(tokens, start)) is None:
             return None
-        unit, end = found
+        unit, end = read
         at = _skip(tokens, end, (*_INSIDE, Token.DASH), unit.place)
         if at < len(tokens) and tokens[at].kind is Token.ACTION and tokens[at].value != "-":
             action = tokens[at].value
@@ -102,10 +97,9 @@ class OrderGrammar:
         return self._match(_Reading(action, unit), end)
 
     def _helps(self, tokens: Sequence[Lexeme], start: int, action: str, unit: _Unit) -> Match | None:
-        """A support or convoy whose unit is read."""
-        if (found := _unit(tokens, _skip(tokens, start, (*_INSIDE, Token.ACTION)))) is None:
+        if (read := _unit(tokens, _skip(tokens, start, (*_INSIDE, Token.ACTION)))) is None:
             return None
-        other, end = found
+        other, end = read
         if (goal := _goal(tokens, end, other.place)) is not None:
             reading = _Reading(action, unit, other, goal.places[-1])
             return self._match(reading, goal.end, goal.certain and len(goal.places) == 1)
@@ -114,7 +108,7 @@ class OrderGrammar:
         return self._match(_Reading(action, unit, other), at + 1 if holds else end) if action == "S" else None
 
     def _moves(self, tokens: Sequence[Lexeme], unit: _Unit, goal: _Goal) -> Match:
-        """A move or retreat; of several places the last if they are the route of a convoy, else the first, with a remark."""
+        """A move or retreat: to the last of several places if they are a convoy's route, else to the first."""
         readings = [_Reading("-", unit, None, place, goal.via) for place in goal.places]
         if len(readings) == 1:
             return self._match(readings[0], goal.end, goal.certain)
@@ -129,7 +123,7 @@ class OrderGrammar:
         return Match(order=order, end=end, place=reading.unit.place[:3], typed=bool(reading.unit.kind))
 
     def _order(self, reading: _Reading) -> str | None:
-        """The one legal order that a reading means; an army that can only go by convoy needs no "VIA"."""
+        """The one legal order that a reading matches; an army that can only go by convoy needs no "VIA"."""
         listed = [
             (legal, order)
             for legal, order in self._legal.get((reading.action, reading.unit.place[:3]), ())
@@ -151,7 +145,7 @@ def _legal_reading(order: str) -> _Reading:
 
 
 def _places_agree(written: str, legal: str) -> bool:
-    """True for the same place; a coast that one of them lacks does not matter."""
+    """True for the same place, also if only one of them names a coast."""
     return written == legal or (written[:3] == legal[:3] and min(len(written), len(legal)) == 3)
 
 
@@ -162,7 +156,7 @@ def _units_agree(written: _Unit | None, legal: _Unit | None) -> bool:
 
 
 def _skip(tokens: Sequence[Lexeme], start: int, kinds: Sequence[Token], place: str = "") -> int:
-    """Index of the next token of another kind; also over the unit's own place, as in "A PAR (Paris)". Stops at once too far."""
+    """Index of the next token of another kind, at most `_NEAR` ahead; also skips the unit's own place: "A PAR (Paris)"."""
     for index in range(start, min(start + _NEAR, len(tokens))):
         token = tokens[index]
         own = token.kind is Token.PLACE and token.value[:3] == place[:3]
@@ -212,7 +206,6 @@ def _goal(tokens: Sequence[Lexeme], start: int, own: str) -> _Goal | None:
 
 
 def _after_via(tokens: Sequence[Lexeme], index: int) -> int | None:
-    """Index after "VIA", "via convoy" or "by convoy" here; None if it is not here."""
     words = [token.value if token.kind is Token.ACTION else token.text for token in tokens[index : index + 2]]
     if index == len(tokens) or tokens[index].kind is not Token.VIA:
         return None

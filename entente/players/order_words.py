@@ -1,7 +1,7 @@
-"""The words in which people and language models write orders: text becomes lines of tokens.
+"""Tokenises orders as people and language models write them: text becomes lines of tokens.
 
 Dashes and arrows of every kind, full-width letters, escapes, entities, tags, JSON objects, long names of places, and other words
-for an action all become a few kinds of tokens. This module knows no legal orders: `order_grammar` says what the tokens mean.
+for an action all become a few kinds of tokens. This module knows no legal orders: `order_grammar` parses the tokens.
 """
 
 import html
@@ -20,8 +20,6 @@ from entente.game.geography import geography
 
 
 class Token(Enum):
-    """The kinds of tokens."""
-
     UNIT = auto()
     """"A" or "F"."""
     PLACE = auto()
@@ -33,21 +31,19 @@ class Token(Enum):
     VIA = auto()
     WAIVE = auto()
     SOFT = auto()
-    """What may stand inside an order and between two: a colon, a quote, a tag, a bar of a table."""
+    """A mark inside an order or between two: a colon, a quote, a tag, a bar of a table."""
     OPEN = auto()
     CLOSE = auto()
     JOIN = auto()
-    """What stands between two orders or clauses, and never inside an order."""
+    """A separator of orders or clauses, never inside an order."""
     FILLER = auto()
-    """A word without which an order means the same."""
+    """A word that does not change an order."""
     WORD = auto()
     """Any other word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lexeme:
-    """One token of a text."""
-
     kind: Token
     value: str
     text: str
@@ -83,7 +79,7 @@ _WORDS: dict[str, tuple[Token, str]] = {
     for word in words.split()
 }
 _EVERYDAY = frozenset({"BLACK", "BOTH", "EAST", "EASTERN", "NOR", "PORT", "WEST", "WESTERN"})
-"""Names that the engine knows and that remarks use as words."""
+"""Names of places that are also everyday words."""
 _FURTHER = {
     "EAST MED": "EAS",
     "EASTERN MED": "EAS",
@@ -95,7 +91,7 @@ _FURTHER = {
     "SAINT PETERSBURG": "STP",
     "TUNISIA": "TUN",
 }
-"""Names that models write and the engine does not know."""
+"""Names that models write and the engine lacks."""
 
 _ARROW = re.compile(
     r"\$?(?<!\\)\\+(?:LONG)?(?:RIGHTARROW|TO)(?![A-Z])\$?|(?<![-=])[-=]+>+|[\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f]"
@@ -112,7 +108,7 @@ _COAST = (
 
 
 def lines_of(text: str) -> list[list[Lexeme]]:
-    """The tokens of each line of a text; marks without a meaning are left out."""
+    """The tokens of each line of a text, without meaningless marks."""
     return [[_lexeme(match) for match in _lexer().finditer(_MARKER.sub("", line))] for line in _plain(text).splitlines()]
 
 
@@ -179,7 +175,7 @@ def _fields(match: re.Match[str]) -> str:
 
 
 def _row(table: Mapping[str, Any]) -> str:
-    """The values of a description, unit first; empty if it is of nothing that we know."""
+    """The values of a description, unit first; empty for unknown keys."""
     roles = {key.lower().replace("_", "").replace(" ", ""): value for key, value in table.items()}
     ranks = {role: _ROLES[role] for role in roles if role in _ROLES}
     if len(ranks) < 2 or any(isinstance(value, list) for value in roles.values()):
@@ -191,7 +187,6 @@ def _row(table: Mapping[str, Any]) -> str:
 
 
 def _cell(rank: int, value: Any) -> tuple[int, str]:
-    """Rank and text of a value in the row of its object; empty if it says nothing about an order."""
     if value is None or isinstance(value, bool):
         return rank, "VIA" if value and rank == _VIA else ""
     word = _WORDS.get(str(value).strip().upper())

@@ -1,6 +1,6 @@
 """Serves the past versions that play opponents. Their decisions are not recorded.
 
-They are adapters of the run's own engine, beside the versions that the run trains on.
+They are adapters of the run's own engine, next to the versions that the run trains on.
 """
 
 import asyncio
@@ -17,16 +17,15 @@ from storage.runs import RunPaths
 
 
 class PastVersions:
-    """The versions that the engine serves, those of opponents too. All methods run on the engine's event loop."""
+    """The versions that the engine serves, including opponents. All methods run on the engine's event loop."""
 
     def __init__(self, paths: RunPaths, engine: Engine, tokens: Tokens, *, always: Collection[int]) -> None:
-        """`always`: versions that may play at any time."""
         self.engine = engine
         self._paths, self._tokens, self._always = paths, tokens, frozenset(always)
         self._playing: Counter[int] = Counter()
         """Version -> number of blocks of `served` that use it."""
         self._last: frozenset[int] = frozenset()
-        """The versions of the newest block; the next one probably uses them too."""
+        """The versions of the newest block, which the next one probably uses too."""
         self._loaded: set[int] = {BASE_VERSION}
         self._newest = BASE
         """The newest version of the run that was published."""
@@ -34,23 +33,19 @@ class PastVersions:
 
     @property
     def kept(self) -> frozenset[int]:
-        """Versions that the engine must not retire."""
         return self._always | self._last | {version for version, blocks in self._playing.items() if blocks}
 
     @property
     def run_version(self) -> int:
-        """The newest version of the run that was published."""
         return self._newest.version
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Serve `policy` as the newest version of the run."""
         async with self._changing:
             await self.engine.publish(policy)
             self._newest = policy
             self._loaded.add(policy.version)
 
     async def retire(self, oldest: int) -> None:
-        """Stop serving versions before `oldest`, except those that play opponents."""
         async with self._changing:
             kept = self.kept
             await self.engine.retire(oldest, kept)
@@ -58,7 +53,7 @@ class PastVersions:
 
     @asynccontextmanager
     async def served(self, versions: Collection[int]) -> AsyncIterator[Mapping[str, PolicyPlayer]]:
-        """Serve these versions inside the block; gives their deciders by name of the seat.
+        """Serve these versions inside the block; yields their deciders by seat name.
 
         Raises:
             DataError: an adapter is not published, or is damaged.

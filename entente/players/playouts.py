@@ -1,7 +1,7 @@
 """Playouts: continue a game after one order set of one power, with scripted players, and value the end.
 
-A playout is synchronous and gives what `entente.rollouts.fork.play_fork` gives with the same dice. It is faster because it
-records nothing, checks no order, and stops where the value cannot change any more. The caller checks that the order set is legal.
+A playout is synchronous and equals `entente.rollouts.fork.play_fork` with the same seeds. It is faster because it records
+nothing, checks no orders, and stops once the value cannot change any more. The caller checks that the order set is legal.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -17,12 +17,12 @@ from entente.players.seeds import dice
 class Playouts:
     """The playouts of one decision, by order set and scenario.
 
-    A scenario is dice for all seats by phase and power. What its playouts share is computed once: the first orders of the others,
-    and all that follows a position, because several order sets may lead to the same one.
+    A scenario seeds all seats by phase and power. Its playouts share the others' first orders, and the play after a position that
+    several order sets reach.
     """
 
     def __init__(self, board: Board, power: str, luck: str, settings: SearchSettings) -> None:
-        """`board` is not changed; `luck` names the dice of the decision."""
+        """`board` is not changed; `luck` seeds the decision."""
         self._board, self._power, self._luck, self._settings = board, power, luck, settings
         self._scenarios: dict[int, _Scenario] = {}
 
@@ -55,32 +55,31 @@ class Playouts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scenario:
     name: str
-    """Of its dice."""
+    """Name that seeds it."""
     seats: dict[str, Player]
     first: dict[str, Sequence[str]]
     """Orders of the others in the first phase."""
     looks_back: bool
-    """Whether a seat's player may look at the last orders."""
+    """Whether a seat's player may read the last orders."""
     values: dict[object, float] = field(default_factory=dict)
     """By the position after the first phase."""
 
 
 def _position(game: Board, looks_back: bool) -> object:
-    """Equal for boards that continue equally. A game that is over has no text, and its centres are its value."""
+    """A key, equal for boards that continue equally; the centres of a game that is over, which has no text."""
     if game.is_over:
         return game.centre_counts()
     return game.snapshot(game_id="", seed=0, source="").position if looks_back else game.rules_position()
 
 
 def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> PowerScores:
-    """The scores after scripted play to the horizon, counted from the phase `start`."""
     while not horizon_reached(start, game.phase, years):
         game.advance(_scripted(game, seats, name))
     return compute_power_scores(game)
 
 
 def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
-    """Who plays each power in the playout `name`: by lot among `players`."""
+    """The player of each power in the playout `name`, chosen at random among `players`."""
     lot = dice(name, "seats")
     return {power: lot.choice(players) for power in POWERS}
 

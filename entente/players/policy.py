@@ -1,4 +1,4 @@
-"""A policy version as a player, and what a game asks of every player.
+"""A policy version as a player, and the interface of all players.
 
 `PolicyPlayer.sample` does all steps from a board to orders: prompt, legal table, generation request, orders. The trained policy,
 past versions as opponents and evaluated versions all use it. It stores nothing.
@@ -24,44 +24,43 @@ from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import InputError, VersionGoneError
 
 _RETIRED_VERSIONS_MAX = 3
-"""Versions that may be retired while one request waits. After one more, the fork fails."""
+"""Times that a version may be retired while one request waits before the fork fails."""
 
 
 class Tokens:
     """Converts decisions to tokens and back for one model: prompt form, codec and legal tables."""
 
     def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
-        """Try the prompt form on real prompts.
+        """Checks the prompt form on real prompts.
 
         Raises:
             InputError: the model's chat template or tokenizer cannot be used; see `PromptForm`.
         """
         self.codec, self.prompts = codec, prompts
         self.thinking = thinking_of(codec, prompts.thinking_tokens)
-        """How completions begin with a thought; None: they are orders alone."""
+        """How completions begin with a thought; None: completions have orders only."""
         self.form = PromptForm(codec, prompts, ANSWER_CUE if self.thinking is None else self.thinking.cue)
         self.tables = TableBuilder(codec, thinking=self.thinking)
         self._text: tuple[tuple[Board, str, str], str] | None = None
         """The last text of a board, with its board, phase and power."""
 
     def prompt_ids(self, board: Board, legal: LegalOrders) -> list[int]:
-        """Ids of the prompt that asks one power for its orders."""
         return self.form.ids(self._board_text(board, legal.power), power_text(legal, board, self.prompts, cue=""))
 
     def _board_text(self, board: Board, power: str) -> str:
-        """`board_text` of the board for this power. The powers of one phase are asked together, so the last text is kept."""
-        shown_to = "" if self.prompts.own_line == "in_place" else power
-        key = board, board.phase, shown_to
+        """`board_text` for this power, with a cache of one entry because the powers of a phase decide together."""
+        viewer = "" if self.prompts.own_line == "in_place" else power
+        key = board, board.phase, viewer
         last = self._text
         if last is None or last[0] != key:
-            last = self._text = key, board_text(board, shown_to, self.prompts)
+            last = self._text = key, board_text(board, viewer, self.prompts)
         return last[1]
 
     def check_thought(self, longest: int) -> None:
-        """Check that a thought leaves room for a prompt and its orders.
+        """Check that prompt, thought and orders fit into `longest` tokens.
 
         Raises:
-            InputError: the first prompt of a game needs more than `longest` tokens with the longest thought and the orders.
+            InputError: a game's first prompt does not, with the longest thought.
         """
         if self.thinking is None:
             return
@@ -77,12 +76,10 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRequest:
-    """A request for one decision."""
-
     game: str
     """Name of the fork or game, unique among those in progress on an engine. Request ids contain it."""
     dice: str
-    """Name from which the draw's seed derives. Equal names give equal random numbers."""
+    """Name that seeds the sample. Equal names give equal random numbers."""
     phase_index: int
     power: str
     legal: LegalOrders
@@ -92,12 +89,12 @@ class DecisionRequest:
     """Snapshot from which the game started."""
     temperature: float = 1.0
     shared: str = ""
-    """Name of the start group, from which luck derives that its forks share; empty: there is none."""
+    """Name of the start group, which seeds what its forks share; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """An order set that a policy version sampled, with what a row keeps of it. What it leads to is not known yet."""
+    """An order set that a policy version sampled, with the data that a row stores of it."""
 
     orders: list[str]
     seed: int
@@ -111,7 +108,7 @@ class Sampled:
 
     @property
     def probability(self) -> float:
-        """Of the completion, after the legal mask and temperature."""
+        """Probability of the completion, after the legal mask and temperature."""
         return math.exp(float(np.sum(self.generation.logprobs)))
 
 
@@ -128,19 +125,15 @@ class Decider(Protocol):
 
 
 def orders_of(decided: Sequence[str] | Sampled) -> Sequence[str]:
-    """The orders of a decision."""
     return decided.orders if isinstance(decided, Sampled) else decided
 
 
 class PolicyPlayer:
-    """Samples order sets from a policy version."""
-
     def __init__(self, engine: Engine, tokens: Tokens, version: int | None = None) -> None:
-        """`version`: the policy version; None: the engine's newest."""
+        """`version` None: the engine's newest."""
         self.engine, self.tokens, self.version = engine, tokens, version
 
     async def decide(self, request: DecisionRequest) -> Sampled:
-        """See `Decider`."""
         return await self.sample(request)
 
     async def sample(self, request: DecisionRequest, repetition: int = 0) -> Sampled:
@@ -179,7 +172,7 @@ class PolicyPlayer:
         )
 
     async def _generate(self, request: GenerationRequest) -> Generation:
-        """Generate; under the newest version try again if it was retired while the request waited."""
+        """Retries with the newest version if it was retired while the request waited."""
         for _ in range(0 if request.version is not None else _RETIRED_VERSIONS_MAX):
             try:
                 return await self.engine.generate(request)

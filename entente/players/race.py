@@ -1,15 +1,15 @@
-"""A race finds the best of many candidates: each challenges the best so far under the same luck, and the worse ones end early.
+"""A race finds the best of many candidates: each challenges the best so far in the same scenarios, and the worse ones stop early.
 
-    scenario  dice number 0, 1, 2, ... of the decision; a candidate is played once in each scenario that it meets
+    scenario  seed number 0, 1, 2, ... of the decision; a candidate is played once in each scenario that it meets
     heat      the challenger and the best meet the first 2, 4, 8, ... scenarios, up to all of them
     out       a challenger is dropped after a heat if its sum of values is less, from the second heat on also if it is equal
     best      a challenger that is ahead after the last heat
 
-Most changes of a good order set are bad, and two scenarios are enough to see it. What the best has played is not played again.
+Most changes of a good order set are bad, and two scenarios are enough to see it. The best's playouts are reused.
 Early stopping of a race: Maron & Moore 1997, "The racing algorithm". Equal scenarios for all candidates: Kleywegt, Shapiro &
 Homem-de-Mello 2002, "The sample average approximation method".
 
-This module is pure: it knows neither boards nor players.
+This module knows neither boards nor players.
 """
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -24,8 +24,6 @@ Candidate = TypeVar("Candidate", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raced(Generic[Candidate]):
-    """What a race found."""
-
     best: Candidate
     values: dict[Candidate, list[float]]
     """Values by scenario of each candidate that raced, in the order in which they entered. Only candidates with equally many
@@ -45,19 +43,19 @@ async def race(
     Args:
         candidates: distinct, at least one; all race. The first is the best at the start, so it wins ties.
         changes: candidates near the best so far, in the order in which they are tried.
-        playouts: after so many no change enters; what is in progress, and the best's scenarios, are finished.
-        scenarios: the last heat.
+        playouts: after so many no change enters; the race still finishes the heat in progress and the best's scenarios.
+        scenarios: size of the last heat.
         play: the value of a candidate in a scenario; called once for each pair.
     """
     values, used = dict[Candidate, list[float]](), 0
 
     async def total(candidate: Candidate, heat: int) -> float:
         nonlocal used
-        found = values.setdefault(candidate, [])
-        while len(found) < heat:
+        own = values.setdefault(candidate, [])
+        while len(own) < heat:
             used += 1
-            found.append(await play(candidate, len(found)))
-        return sum(found[:heat])
+            own.append(await play(candidate, len(own)))
+        return sum(own[:heat])
 
     async def beats(challenger: Candidate, best: Candidate) -> bool:
         heat = FIRST_HEAT

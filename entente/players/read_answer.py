@@ -1,8 +1,7 @@
-"""Reads the order set in a model's answer, whatever its formatting, and counts what is wrong with it.
+"""Parses the order set in a model's answer, whatever its formatting, and counts its defects.
 
-A thought is no part of the answer, finished or not. The last complete order set counts: what follows it changes nothing. While no
-set is complete, of two orders for one site the last counts, because a model may change its mind. Nothing is guessed for an order
-that is not legal.
+Thoughts, finished or not, are no part of the answer. The last complete order set counts. If none is complete, the last order for
+each site counts, because a model may change its mind. The parser does not guess at illegal orders.
 """
 
 import re
@@ -24,27 +23,26 @@ _THOUGHT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCounts:
-    """What an endpoint was asked and how it answered. Counts add up."""
+    """Counts of an endpoint's decisions and answers; instances can be added."""
 
     answers: int = 0
-    """Decisions that it was asked for."""
+    """Decisions that it was asked to make."""
     unanswered: int = 0
-    """Those without an answer in time and in the form of the API."""
+    """Those without a valid response in time."""
     unparsable: int = 0
-    """Those whose answer held no order."""
+    """Those whose answer had no order."""
     orders: int = 0
     """Orders that these decisions needed."""
     missing: int = 0
-    """Those for which no legal order was given: the unit held, was disbanded, or a build was waived."""
+    """Those without a legal order: the unit held, was disbanded, or a build was waived."""
     illegal: int = 0
-    """Orders that were given and are not legal, or are one too many."""
+    """Orders in answers that are illegal or surplus."""
 
     def __add__(self, other: "AnswerCounts") -> "AnswerCounts":
         return AnswerCounts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
     @property
     def sentence(self) -> str:
-        """The counts in words."""
         return (
             f"asked for {self.answers} decisions, of which {self.unanswered} had no answer and {self.unparsable} an answer "
             f"without an order; {self.missing} of {self.orders} orders were missing ({self.missing / max(1, self.orders):.1%}), "
@@ -56,15 +54,15 @@ def read_answer(text: str, legal: LegalOrders, *, cut_off: bool = False) -> tupl
     """The order set in an answer, legal and complete, and the counts of this one decision.
 
     Args:
-        cut_off: the limit of tokens ended the answer. It may be an unfinished thought, so it counts only if it begins with orders
-            or if a thought ends in it.
+        cut_off: the token limit cut the answer off. It may be an unfinished thought, so it counts only if it begins with orders
+            or contains the end of a thought.
     """
     answer = without_thoughts(text)
     begun = answer[: max(map(answer.rfind, "\n,;")) + 1] if cut_off else answer  # the last order may lack its end
     written = written_orders(begun, legal)
     if cut_off and written.prose_first and answer == text:
         written = WrittenOrders()
-    blocks = next((blocks for blocks in (written.given, written.rejected, written.mentioned) if any(blocks)), [])
+    blocks = next((blocks for blocks in (written.chosen, written.rejected, written.mentioned) if any(blocks)), [])
     orders, illegal = _last_set(blocks, legal)
     missing = max(0, legal.picks - len(orders.chosen) - orders.waived)
     counts = AnswerCounts(answers=1, unparsable=int(not blocks), orders=legal.picks, missing=missing, illegal=illegal)
@@ -72,24 +70,22 @@ def read_answer(text: str, legal: LegalOrders, *, cut_off: bool = False) -> tupl
 
 
 def no_answer(legal: LegalOrders) -> tuple[list[str], AnswerCounts]:
-    """The order set of a decision without an answer, and its counts."""
     counts = AnswerCounts(answers=1, unanswered=1, orders=legal.picks, missing=legal.picks)
     return _completed({}, legal), counts
 
 
 def _completed(chosen: dict[int, str], legal: LegalOrders) -> list[str]:
-    """The chosen orders by site, with what the rules add."""
     if legal.kind is OrderKind.DISBAND:  # a disband that is owed must name a unit: the first ones
         for site in range(len(legal.sites)):
             if len(chosen) < legal.picks:
                 chosen.setdefault(site, legal.options[site][0])
-    found = legal.completed([chosen[site] for site in sorted(chosen)])
-    assert found is not None, "every disband that is owed has a unit"
-    return list(found)
+    completed = legal.completed([chosen[site] for site in sorted(chosen)])
+    assert completed is not None, "every disband that is owed has a unit"
+    return list(completed)
 
 
 def without_thoughts(text: str) -> str:
-    """The text outside thoughts. One without a beginning began in the prompt; one without an end goes to the end of the text."""
+    """The text outside thoughts. A thought without a start mark began in the prompt; one without an end mark goes to the end."""
     parts: list[str] = []
     start, outside = 0, True
     for mark in _THOUGHT.finditer(text):
@@ -105,8 +101,6 @@ def without_thoughts(text: str) -> str:
 
 @dataclass(slots=True)
 class _Set:
-    """Orders of a set, as they come."""
-
     picks: int
     chosen: dict[int, str] = field(default_factory=dict)
     """By site."""

@@ -1,7 +1,7 @@
-"""Search of one decision: its proposals, then changes of the best of them, race by playouts under equal luck.
+"""Search of one decision: its proposals, then changes of the best of them, race by playouts in equal scenarios.
 
-A proposal that is not legal is refused, so what is played is legal. All random numbers derive from the name of the decision's
-luck: the same question has the same result. Between playouts other tasks of the event loop run.
+The search refuses illegal proposals. It derives all random numbers from one name, so the same question has the same result.
+Between playouts other tasks of the event loop run.
 """
 
 import asyncio
@@ -21,44 +21,43 @@ from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
 
 SCENARIOS = 8
-"""Dice that an order set of a decision meets at most: with 80 and with 150 playouts 16 gained no more."""
+"""Most scenarios per order set: 16 gained no more, with 80 and with 150 playouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """What a search found; lists have one entry per order set."""
+    """Tuples have one entry per order set."""
 
     proposals: tuple[tuple[str, ...], ...]
     """Legal order sets without repetitions: the proposals in their order, then the changes that met all scenarios."""
     values: tuple[float, ...]
     """Mean value of each over its playouts, in centres or as a share. 0 for the only legal set, which is not played out."""
     visits: tuple[int, ...]
-    """Playouts of each. Those with as many as the best met the same luck."""
+    """Playouts of each. Those with as many as the best met the same scenarios."""
     best: int
     """Index of the order set to play."""
 
     @property
     def orders(self) -> list[str]:
-        """The best order set."""
         return list(self.proposals[self.best])
 
 
 async def propose(
     request: DecisionRequest, policy: PolicyPlayer | None, settings: SearchSettings
 ) -> dict[tuple[str, ...], float | None]:
-    """Distinct legal order sets: `settings.proposals` draws of the policy, then one of each name in `settings.scripted`.
+    """Distinct legal order sets: `settings.proposals` samples of the policy, then one of each name in `settings.scripted`.
 
-    The first draw is the one that the policy would play without a search.
+    The first sample is the one that the policy would play without a search.
 
     Args:
-        policy: makes its proposals; None: only scripted players propose.
+        policy: None: only scripted players propose.
 
     Returns:
-        Order set -> the probability with which the policy drew it; None if only scripted players proposed it.
+        Order set -> the policy's probability of it; None if only scripted players proposed it.
 
     Raises:
         InputError: a scripted player is unknown.
-        EngineError, DataError: the engine could not draw.
+        EngineError, DataError: the engine could not sample.
     """
     sets: list[list[str]] = []
     drawn: dict[tuple[str, ...], float] = {}
@@ -80,7 +79,7 @@ async def search(
     Args:
         board: the position; not changed.
         proposals: order sets; equal ones count once.
-        luck: name of the decision's dice.
+        luck: name that seeds the decision.
 
     Raises:
         InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
@@ -93,7 +92,7 @@ async def search(
         if not legal.admits(orders):
             raise InputError(
                 f"{list(orders)} was proposed for {power} in {board.phase} and is no legal {legal.kind} set in the order of the "
-                "sites: mend its proposer"
+                "sites: fix its proposer"
             )
     playouts, rng = Playouts(board, power, luck, settings), dice(luck, "changes")
 
@@ -121,11 +120,11 @@ async def search(
 def search_apart(
     snapshot: Snapshot, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, luck: str
 ) -> SearchResult:
-    """`search` of a snapshot; what another process does."""
+    """`search` of a snapshot, to run in another process."""
     board = Board.restore(snapshot)
-    found = asyncio.run(search(board, power, proposals, settings, luck))
+    result = asyncio.run(search(board, power, proposals, settings, luck))
     board.release()
-    return found
+    return result
 
 
 class SearchDecider:
@@ -154,11 +153,10 @@ class SearchDecider:
         self._policy = policy
 
     async def decide(self, request: DecisionRequest) -> list[str]:
-        """The best order set; see `Decider`."""
         return (await self.look(request))[0].orders
 
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
-        """What the search of a decision found, and the proposals as `propose` returns them."""
+        """The result of a decision's search, and the proposals as `propose` returns them."""
         proposals = await propose(request, self._policy, self._settings)
         question = request.power, list(proposals), self._settings, luck_of(request)
         if self._processes is None:
@@ -168,11 +166,10 @@ class SearchDecider:
 
 
 def luck_of(request: DecisionRequest) -> str:
-    """Name of the dice of a decision's playouts."""
+    """Name that seeds a decision's playouts."""
     return f"{request.dice}/{request.phase_index}/{request.power}"
 
 
 def check_search(settings: SearchSettings) -> None:
-    """Check that everybody whom the settings name is a scripted player."""
     for name in (*settings.scripted, *settings.player):
         check_player(name)

@@ -11,7 +11,7 @@ MOST_PROPOSALS = 256
 
 
 def _split(names: object) -> object:
-    """'dumbbot,territorial' as two names, also within a list."""
+    """Split 'dumbbot,territorial' into names, also within a list."""
     if isinstance(names, str):
         names = (names,)
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
@@ -44,7 +44,7 @@ class SearchSettings(Settings):
     @model_validator(mode="after")
     def _check(self) -> "SearchSettings":
         if not self.proposals and not self.scripted:
-            raise ValueError("a search needs order sets to choose from: give search.proposals or search.scripted")
+            raise ValueError("a search has no order sets to choose from: set search.proposals or search.scripted")
         if not self.player:
-            raise ValueError("somebody must play the playouts: give search.player, as 'dumbbot'")
+            raise ValueError("search.player is empty: name the players of the playouts, as 'dumbbot'")
         return self

@@ -1,4 +1,4 @@
-"""Named random numbers: a seed depends only on its name, not on the order of events."""
+"""Named seeds: a seed depends only on its name, not on the order of events."""
 
 import hashlib
 import random
@@ -11,5 +11,4 @@ def seed_of(*parts: object) -> int:
 
 
 def dice(*parts: object) -> random.Random:
-    """A random generator seeded by the names in `parts`."""
     return random.Random(seed_of(*parts))

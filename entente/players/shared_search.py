@@ -1,8 +1,8 @@
 """Players that search, such as `dumbbot+search` and `v12+search`: opponents of rollouts, and teachers of a base model.
 
-Forks of a start group meet the same luck, as with scripted players, so what several of them ask about one position is searched
-once. Playouts run on the games' event loop, for `AT_ONCE` searches at a time. Between two playouts the engine may step, so draws
-wait for a few milliseconds and no batch is held up, and a run stays repeatable.
+Forks of a start group share seeds, as with scripted players, so they share the search of a position. Playouts run on the games'
+event loop, for `AT_ONCE` searches at a time. The engine may step between two playouts, so samples wait for a few milliseconds
+only, and a run stays repeatable.
 """
 
 import asyncio
@@ -23,14 +23,13 @@ DEFAULT_SEARCH = SearchSettings()
 
 
 class SharedSearch:
-    """A player that searches, for all forks of the start groups of one task."""
+    """A searching player, shared by all forks of one task."""
 
     def __init__(self, decider: SearchDecider, turns: asyncio.Semaphore) -> None:
         self._decider, self._turns = decider, turns
         self._asked: dict[tuple[str, str, str], asyncio.Task[Sequence[str]]] = {}
 
     async def decide(self, request: DecisionRequest) -> Sequence[str]:
-        """See `Decider`."""
         frozen = request.board.snapshot(game_id="", seed=0, source="")
         key = request.shared, frozen.position, request.power  # also the last orders, which a player may look at
         if key not in self._asked:
@@ -44,7 +43,7 @@ class SharedSearch:
 
 
 def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> dict[str, SharedSearch]:
-    """Who decides for each of these names of a table of opponents, by seat; called on the games' event loop.
+    """The deciders of these names of a table of opponents, by seat. Call it on the games' event loop.
 
     Args:
         engine: serves the versions among them.
@@ -52,20 +51,20 @@ def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> di
     Raises:
         InputError: there is no such scripted player.
     """
-    turns, found = asyncio.Semaphore(AT_ONCE), dict[str, SharedSearch]()
+    turns, deciders = asyncio.Semaphore(AT_ONCE), dict[str, SharedSearch]()
     for name in names:
         version = version_of(name)
         if version is None:
             decider = SearchDecider(DEFAULT_SEARCH, proposer=name.removesuffix(SEARCHES))
         else:
             decider = SearchDecider(DEFAULT_SEARCH, policy=PolicyPlayer(engine, tokens, version))
-        found[seat_name(name)] = SharedSearch(decider, turns)
-    return found
+        deciders[seat_name(name)] = SharedSearch(decider, turns)
+    return deciders
 
 
 @dataclass(frozen=True, slots=True)
 class SearchTeacher:
-    """A `entente.training.imitation.teacher_games.Search`; processes get a copy of it, and its `repr` names its settings."""
+    """A `entente.training.imitation.teacher_games.Search`; picklable, and its `repr` names its settings."""
 
     settings: SearchSettings = DEFAULT_SEARCH
 

@@ -1,7 +1,7 @@
 """Finds the orders in a text and sorts them by how they are written.
 
-An order begins a clause, and what follows it in its clause is a remark. Orders within a sentence, or below a heading such as
-"rejected", are talked about: they are kept apart from the orders that are given. Takes time linear in the text.
+An order at the beginning of a clause counts as chosen; the rest of the clause is a remark. Orders within a sentence count as
+mentioned, those below a heading such as "rejected" as rejected. Takes time linear in the text.
 """
 
 import re
@@ -17,46 +17,41 @@ _REJECTING = re.compile(
     r"|IF|ILLEGAL|INSTEAD|INVALID|LATER|MIGHT|NEVER|NEXT|NOT|.*N'T|OPTIONS?|OTHER|OVER|PREDICT.*|PREVIOUS(LY)?|RATHER|REJECT(ED|ING|S)?"
     r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
 )
-"""Words of a heading or sentence whose orders are talked about."""
+"""Words of a heading or sentence that rejects its orders."""
 _GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|HENCE|SO|SUBMIT.*|THEREFORE|THUS")
 """Words that outweigh those."""
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
-"""What directly follows an order that is talked about."""
+"""Words directly after an order that is only mentioned."""
 _STOPS = frozenset(".;!?")
 _PROSE = (Token.WORD, Token.ACTION, Token.VIA)
 _BETWEEN = (Token.SOFT, Token.DASH, Token.CLOSE)
 
 Block = list[str | None]
-"""Orders that no line of prose separates; None stands for an order that is not legal."""
+"""Orders without a line of prose between them; None: an illegal order."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WrittenOrders:
-    """The orders of one text."""
-
-    given: list[Block] = field(default_factory=lambda: [[]])
+    chosen: list[Block] = field(default_factory=lambda: [[]])
     """Orders that begin a clause."""
     rejected: list[Block] = field(default_factory=lambda: [[]])
     """Orders that begin a clause below a heading, or after a label, that rejects them."""
     mentioned: list[Block] = field(default_factory=lambda: [[]])
     """Legal orders within sentences that do not reject them."""
     prose_first: bool = False
-    """A line of prose comes before the first order given."""
+    """A line of prose comes before the first chosen order."""
 
 
 def written_orders(text: str, legal: LegalOrders) -> WrittenOrders:
-    """All orders in a text that one power may have written."""
     reader = _Reader(legal)
     for line in lines_of(text):
         reader.read(line)
-    return reader.found
+    return reader.written
 
 
 class _Reader:
-    """Reads line by line."""
-
     def __init__(self, legal: LegalOrders) -> None:
-        self.found = WrittenOrders()
+        self.written = WrittenOrders()
         self._grammar = OrderGrammar(legal)
         self._waives = legal.kind is OrderKind.BUILD
         self._heading_verb = self._verb = ""
@@ -65,14 +60,13 @@ class _Reader:
         """The latest heading rejects its orders; it had some."""
 
     def read(self, line: Sequence[Lexeme]) -> None:
-        """Read one line."""
         if not line:
             self._rejects = self._rejects and not self._used
         rejects, ordered = self._rejects, False
         self._verb = self._heading_verb
         for clause in self._clauses(line):
             if isinstance(clause, Match):
-                (self.found.rejected if rejects else self.found.given)[-1].append(clause.order)
+                (self.written.rejected if rejects else self.written.chosen)[-1].append(clause.order)
                 ordered = self._used = True
             elif clause[-1].text == ":":
                 rejects, self._verb = _rejects(clause), _verb(clause)
@@ -113,7 +107,6 @@ class _Reader:
         return match if match is not None and (match.order is not None or match.typed) else None
 
     def _after(self, line: Sequence[Lexeme], at: int) -> int:
-        """Index after the remark that follows an order."""
         while at < len(line):
             near = next((n for n in range(at, min(at + 4, len(line))) if line[n].kind not in _BETWEEN), at)
             if line[near].kind is Token.UNIT and self._match(line, near) is not None:
@@ -128,18 +121,17 @@ class _Reader:
     def _mentions(self, clause: Sequence[Lexeme]) -> None:
         for at, token in enumerate(clause):
             if token.kind is Token.UNIT and (match := self._grammar.at(clause, at)) is not None and match.order is not None:
-                self.found.mentioned[-1].append(match.order)
+                self.written.mentioned[-1].append(match.order)
 
     def _heading(self, line: Sequence[Lexeme]) -> None:
-        """Take a line without an order as the heading of the next lines; a whole sentence is none."""
+        """Take a line without an order as the heading of the next lines, unless it is a sentence."""
         self._rejects, self._used, self._heading_verb = line[-1].text not in _STOPS and _rejects(line), False, _verb(line)
-        self.found.prose_first |= not any(self.found.given) and any(token.kind is Token.WORD for token in line)
-        for blocks in (self.found.given, self.found.rejected, self.found.mentioned):
+        self.written.prose_first |= not any(self.written.chosen) and any(token.kind is Token.WORD for token in line)
+        for blocks in (self.written.chosen, self.written.rejected, self.written.mentioned):
             blocks.append([])
 
 
 def _after_bracket(line: Sequence[Lexeme], start: int) -> int:
-    """Index after the bracket that closes the one here, or after the line."""
     return next((at + 1 for at in range(start, len(line)) if line[at].kind is Token.CLOSE), len(line))
 
 
@@ -160,12 +152,10 @@ def _clause_end(line: Sequence[Lexeme], start: int, follows: bool) -> int:
 
 
 def _rejects(tokens: Sequence[Lexeme]) -> bool:
-    """True for words about orders that are not given."""
     words = [token.text for token in tokens]
     return any(map(_REJECTING.fullmatch, words)) and not any(map(_GIVING.fullmatch, words))
 
 
 def _verb(tokens: Sequence[Lexeme]) -> str:
-    """The one action of a heading that needs nothing but a unit; empty if there is none."""
     actions = {token.value for token in tokens if token.kind is Token.ACTION and len(token.text) > 1}
     return actions.pop() if len(actions) == 1 and actions <= {"B", "D", "H"} else ""

@@ -124,7 +124,7 @@ def test_one_that_is_not_there_is_lost_even_if_it_was():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(EngineLostError, match="nobody answers at that address"):
+    with pytest.raises(EngineLostError, match="nothing answers at that address"):
         asked(f"openai:m@http://127.0.0.1:{port}/v1")
 
 

@@ -245,7 +245,7 @@ def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, p
             await roll_out(groups, players, settings, producer="p", seed=3)
         monkeypatch.setattr(groups_module, "MAX_FAILED_SHARE", 1.0)
         found = await roll_out(groups, players, settings, producer="p", seed=3)
-        assert len(found) == 2 and all("nobody answers at that address" in fork.reason for fork in found)
+        assert len(found) == 2 and all("nothing answers at that address" in fork.reason for fork in found)
         await outside.close()
 
     asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))

@@ -166,8 +166,8 @@ def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"proposals": 0, "scripted": ()}, "a search needs order sets to choose from"),
-        ({"player": ()}, "somebody must play the playouts"),
+        ({"proposals": 0, "scripted": ()}, "set search.proposals or search.scripted"),
+        ({"player": ()}, "search.player is empty"),
         ({"value": "wins"}, "'centres' or 'squares'"),
     ],
 )
