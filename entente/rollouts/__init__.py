@@ -1,1 +1,1 @@
-"""Plays forks of frozen positions, makes the rows that training reads, and publishes them. Read `fork.py` first."""
+"""Plays forks of frozen positions and publishes the rows that training reads. Read `fork.py` first."""

@@ -12,11 +12,11 @@ from storage.arrow_files import as_array
 from storage.shards import Coverage, open_shard
 
 Figures = Mapping[str, float]
-"""Counts of some rollouts by name, and in `..._ms` medians over decisions. What nobody counted is absent."""
+"""Counts of some rollouts by name, and in `..._ms` medians over decisions. Uncounted figures are absent."""
 
 
-def rollout_figures(found: Coverage, count: int, thinking: Thinking | None = None) -> Figures:
-    """The figures of `count` start groups, computed from their published shards.
+def rollout_figures(covered: Coverage, count: int, thinking: Thinking | None = None) -> Figures:
+    """The figures of `count` start groups, from their published shards.
 
     Args:
         thinking: how their completions begin with a thought; None: thoughts are not counted.
@@ -25,9 +25,9 @@ def rollout_figures(found: Coverage, count: int, thinking: Thinking | None = Non
         "start_group", "fork", "status", "orders_rejected", "engine_ms", "prompt_len", "cached_tokens", "legal_offsets",
         "queue_ms", "prefill_ms", "decode_ms", *(["legal_ids"] if thinking else []),
     ]  # fmt: skip
-    tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in found.published]
+    tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in covered.published]
     rows = pa.concat_tables(tables).combine_chunks() if tables else None
-    counted = {"start_groups": float(count), "set_aside": float(len(found.set_aside))}
+    counted = {"start_groups": float(count), "set_aside": float(len(covered.set_aside))}
     if rows is None or not rows.num_rows:
         return counted | dict.fromkeys(("decisions", "failed", "orders_rejected"), 0.0)
     forks = rows.select(["start_group", "fork", "status"]).to_pylist()
@@ -48,7 +48,7 @@ def rollout_figures(found: Coverage, count: int, thinking: Thinking | None = Non
 
 
 def add_up(tasks: Sequence[Figures]) -> dict[str, float]:
-    """The figures of several tasks as one: sums of counts, medians of medians."""
+    """Sums of counts, medians of medians."""
     total = Counter[str]()
     for each in tasks:
         total.update(each)
@@ -57,7 +57,6 @@ def add_up(tasks: Sequence[Figures]) -> dict[str, float]:
 
 
 def _completion_figures(rows: pa.Table) -> dict[str, float]:
-    """Completion tokens, and those that had a single legal id."""
     bounds = as_array(rows["legal_offsets"])
     starts = bounds.offsets.to_numpy() - bounds.offsets[0].as_py()
     # A row has one offset more than completion tokens. The difference from its last offset to the next row's first is no token.
@@ -71,7 +70,7 @@ def _completion_figures(rows: pa.Table) -> dict[str, float]:
 
 
 def _thought_figures(rows: pa.Table, thinking: Thinking) -> dict[str, float]:
-    """Decisions with a thought, tokens drawn in these, drawn end markers included, and thoughts that the budget ended."""
+    """Decisions with a thought, tokens sampled in these (including sampled end markers), and thoughts cut off by the budget."""
     sets = as_array(rows["legal_ids"])
     starts = sets.offsets.to_numpy() - sets.offsets[0].as_py()
     ids = sets.flatten().to_numpy()

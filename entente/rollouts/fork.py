@@ -1,7 +1,7 @@
-"""Plays one fork: from a frozen position to its horizon. All seats are asked alike; what the policy samples becomes rows.
+"""Plays one fork, from a frozen position to its horizon. All seats have the same interface; the policy's samples become rows.
 
 Forks run concurrently, and so do the decisions of one phase. A failed request ends only its own fork, with a status and a reason.
-Reward components are computed here: each covers the time from a decision to the same power's next one, or to the fork's end.
+Reward components cover the time from a decision to the same power's next one, or to the fork's end.
 """
 
 import asyncio
@@ -27,8 +27,6 @@ from entente.telemetry.errors import DataError, EngineError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkPlan:
-    """What one fork plays."""
-
     name: str
     """Unique within the run. Request ids contain it."""
     shared_name: str
@@ -44,9 +42,9 @@ class ForkPlan:
     counted_from: str = ""
     """Phase from which the horizon is counted; empty: the fork's first phase."""
     dice: str = ""
-    """Name that seeds the policy's draws; empty: `name`."""
+    """Name that seeds the policy's samples; empty: `name`."""
     producer: str = ""
-    """Name of the producer of its rows; these and the next four are columns of its rows, and empty where rows are not kept."""
+    """Name of the producer of its rows. This and the next four are columns of its rows, and empty where rows are not kept."""
     start_group: int = 0
     fork: int = 0
     game_id: str = ""
@@ -55,8 +53,6 @@ class ForkPlan:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedFork:
-    """The result of a fork."""
-
     decisions: list[Decision] = field(default_factory=list)
     """Decisions of the policy, by phase, each with its outcome."""
     phases: list[PlayedPhase] = field(default_factory=list)
@@ -85,7 +81,7 @@ async def play_fork(
     Args:
         players: by the name of their seat; other seats are scripted players.
         record_phases: record positions, orders and results for replay.
-        on_phase: called with the name of each phase that was played.
+        on_phase: called with the name of each played phase.
 
     Returns:
         the fork; its `status` is "failed" if a decision failed.
@@ -129,7 +125,7 @@ async def play_fork(
 async def _decide(
     plan: ForkPlan, board: Board, legal: Mapping[str, LegalOrders], players: Mapping[str, Decider], phase_index: int
 ) -> dict[str, Sequence[str] | Sampled]:
-    """What each power decides. Nobody is asked for the only legal order set; other players decide concurrently."""
+    """The decisions of all powers, made concurrently. Powers with one legal order set have it without a request."""
     decided: dict[str, Sequence[str] | Sampled] = {}
     asked: dict[str, Awaitable[Sequence[str] | Sampled]] = {}
     for power, own in legal.items():
@@ -160,8 +156,6 @@ def _request(plan: ForkPlan, board: Board, legal: LegalOrders, phase_index: int)
 
 @dataclass(slots=True)
 class _SampledDecision:
-    """A decision of the policy while the fork is being played."""
-
     phase_index: int
     phase: str
     power: str
@@ -172,7 +166,7 @@ class _SampledDecision:
 
 
 def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision], end: PowerScores) -> list[Decision]:
-    """The rows: each decision with what it brought until the same power's next decision, or the end."""
+    """The rows, each with the reward components until the same power's next decision, or the end."""
     following: dict[str, PowerScores] = {}
     rows: list[Decision] = []
     for each in reversed(sampled):
@@ -230,8 +224,6 @@ def _played_phase(plan: ForkPlan, phase_index: int, snapshot: Snapshot, orders: 
 
 
 class _EndRule:
-    """Decides when a fork ends, and why."""
-
     def __init__(self, plan: ForkPlan, board: Board) -> None:
         self._plan, self._start = plan, plan.counted_from or board.phase
         self._policy_powers = [power for power, seat in plan.seats.items() if seat == POLICY]

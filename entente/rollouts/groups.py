@@ -1,7 +1,7 @@
 """Plays start groups: all forks of a group from one board, and the rows of several groups as one shard.
 
-Start groups that have a shard are never played again, whichever process published them. A damaged shard is set aside, and its
-start groups are played again. Every decision of the policy in a start group becomes a row; a group is never split.
+Start groups with a shard are never played again, whichever process published it. A damaged shard is set aside, and its start
+groups are replayed. Every decision of the policy in a start group becomes a row; a group is never split.
 """
 
 import asyncio
@@ -29,19 +29,17 @@ from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, publish_sh
 SETTLED_YEARS = 2
 """Game years without a change of centres after which a fork ends early, because little would still change."""
 MAX_FAILED_SHARE = 0.25
-"""Largest share of failed forks with which a rollout task succeeds: a few may meet a fault, more are one."""
+"""Largest share of failed forks with which a rollout task succeeds: more than a few point to a common fault."""
 _RETRY_S = 2.0
 """Seconds between two attempts to publish on a full disk."""
 FULL_DISK_WAIT_S = 60.0
-"""Seconds for which finished rollouts wait for space on a full disk before the run ends; it can be resumed."""
+"""Seconds that finished rollouts wait for space on a full disk before the run stops; it can be resumed."""
 _POLL_S = 0.05
 """Seconds between two checks for a step's ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartGroup:
-    """One snapshot to fork."""
-
     number: int
     """Unique per producer, ascending."""
     snapshot: Snapshot
@@ -64,15 +62,15 @@ class GroupRange:
 
 
 async def play_groups(resources: RolloutResources, group_range: GroupRange) -> Figures:
-    """Play the start groups of `group_range` and publish their shard; a retry after that plays nothing. Returns their figures."""
+    """Play `group_range`, publish its shard and return its figures. A retry after that plays nothing."""
     with resources.spans.span("rollout"):
         first_of_step = (group_range.step - 1) * resources.rollouts.start_groups
         settings, stage = resources.rollouts.at(group_range.step), f"rollout {group_range.step}"
         drawn = resources.cache.train, settings.start_groups, resources.seed, group_range.step
         positions = await asyncio.to_thread(sample_start_positions, *drawn, sampling=settings.sampling)
         mine = positions[group_range.first_group - first_of_step :][: group_range.count]
-        found = await play_missing(resources, stage, LOCAL_PRODUCER, mine, group_range.first_group, group_range.after, settings)
-        return await asyncio.to_thread(rollout_figures, found, group_range.count, resources.tokens.thinking)
+        covered = await play_missing(resources, stage, LOCAL_PRODUCER, mine, group_range.first_group, group_range.after, settings)
+        return await asyncio.to_thread(rollout_figures, covered, group_range.count, resources.tokens.thinking)
 
 
 async def play_missing(
@@ -93,21 +91,21 @@ async def play_missing(
         rollouts: settings to use instead of the run's.
     """
     count = len(positions)
-    found = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
-    for first, group_range in found.missing:
+    covered = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
+    for first, group_range in covered.missing:
         mine = positions[first - first_group : first - first_group + group_range]
         await _play_groups(resources, stage, producer, mine, first, rollouts or resources.rollouts, after)
-    if found.missing:
+    if covered.missing:
         whole = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
-        return replace(whole, set_aside=found.set_aside)
-    return found
+        return replace(whole, set_aside=covered.set_aside)
+    return covered
 
 
 async def play_probe(resources: RolloutResources, version: int) -> None:
-    """Play start groups under the trainer's version, for the comparison of engine and trainer.
+    """Play start groups with the trainer's version, to compare engine and trainer.
 
     A resumed run whose rollouts were ahead has no rows of its trainer's version. These start groups have a single fork, so they
-    have no advantage and no step selects them. Training therefore does not depend on where a run was resumed.
+    have no advantage, and no step selects them: training does not depend on where a run was resumed.
     """
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     count = resources.rollouts.forks_per_group
@@ -125,7 +123,6 @@ async def _play_groups(
     rollouts: RolloutSettings,
     after: Path | None,
 ) -> None:
-    """Play these positions as the producer's start groups from `first_group` on, and publish all their rows as one shard."""
     done: list[int] = []
     settings = await asyncio.to_thread(resources.league.settings_for, rollouts, producer, first_group, resources.past.run_version)
 
@@ -149,8 +146,8 @@ async def _roll_out(
     producer: str,
     on_group: Callable[[int], None],
 ) -> list[PlayedFork]:
-    """Play against the opponents of the settings, with empty prefix caches. Otherwise the last bits of log-probabilities would
-    depend on what the engines drew before, and so on where a run was resumed."""
+    """Play with empty prefix caches: otherwise the last bits of log-probabilities would depend on earlier samples, and so on
+    where a run was resumed."""
     async with resources.past.served(settings.opponent_versions) as versions:
         policy = {POLICY: PolicyPlayer(resources.engine, resources.tokens)}
         searching = search_opponents(settings.searching_opponents, resources.engine, resources.tokens)
@@ -160,7 +157,7 @@ async def _roll_out(
 
 
 async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:
-    """Call `publish`, and try again while the disk is full. The rows stay in memory, and rollouts pause.
+    """Call `publish`, and retry while the disk is full. Meanwhile the rows stay in memory and rollouts pause.
 
     Raises:
         OSError: publishing failed for another reason, or the disk was full for `wait_s` seconds.
@@ -180,7 +177,6 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
 def plan_start_groups(
     positions: Sequence[tuple[Snapshot, str]], first_number: int, settings: RolloutSettings
 ) -> list[StartGroup]:
-    """Start groups for sampled (snapshot, power) pairs, numbered from `first_number`."""
     one_power = settings.policy_powers == "one"
     return [
         StartGroup(number=number, snapshot=snapshot, power=power if one_power else None)
@@ -197,10 +193,10 @@ async def roll_out(
     seed: int,
     on_group: Callable[[int], None] = lambda number: None,
 ) -> list[PlayedFork]:
-    """Play `settings.forks_per_group` forks of each group to the horizon. Returns them by group and number, with their rows.
+    """Play `settings.forks_per_group` forks of each group to the horizon; returns them with rows, sorted by group and number.
 
     Args:
-        players: by the name of their seat: the policy, and each version in `settings.opponents`, which has no 'league' any more.
+        players: by the name of their seat: the policy, and each version in `settings.opponents`, with 'league' replaced.
         producer: name of the producer of these groups; part of every id and seed.
         seed: the run's seed.
         on_group: called with the number of each start group when all its forks have ended.
@@ -240,27 +236,20 @@ async def roll_out(
 
 
 def _check_failures(forks: Sequence[PlayedFork]) -> None:
-    """Check that not too many forks failed.
-
-    Raises:
-        EngineError: more than `MAX_FAILED_SHARE` of them did.
-    """
+    """Raise an EngineError if more than `MAX_FAILED_SHARE` of the forks failed."""
     failed = [fork.reason for fork in forks if fork.status != "complete"]
     if len(failed) > MAX_FAILED_SHARE * len(forks):
         raise EngineError(f"{len(failed)} of {len(forks)} forks failed; the first: {failed[0]}")
 
 
 def decisions_of(forks: Sequence[PlayedFork]) -> list[Decision]:
-    """The decisions of all forks, in their order."""
     return [decision for fork in forks for decision in fork.decisions]
 
 
 def phases_of(forks: Sequence[PlayedFork]) -> list[PlayedPhase]:
-    """The phases of all forks, in their order."""
     return [phase_row for fork in forks for phase_row in fork.phases]
 
 
 def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:
-    """The seats of the opponents in the start group named `shared`; none if the policy plays all powers."""
     others = [] if group.power is None else [power for power in POWERS if power != group.power]
     return draw_opponents(shared, settings.opponent_table, others, by_seat=settings.opponents_by == "seat")

@@ -1,10 +1,9 @@
-"""Rounds of improvement: their settings, and the two files that say where a round stands.
+"""Rounds of improvement: their settings, and the two files that record a round's state.
 
-    <run>/improve/round-0001.json           its settings and its student, written when it begins
-    <run>/improve/round-0001.result.json    its figures, written when it is done
+    <run>/improve/round-0001.json           its settings and its student, written at its start
+    <run>/improve/round-0001.result.json    its figures, written at its end
 
-Everything between the two is in shards, distillation targets, ledgers and checkpoints. This module plays, labels and
-trains nothing.
+Shards, distillation targets, ledgers and checkpoints record its progress. This module neither plays, labels nor trains.
 """
 
 import json
@@ -43,12 +42,11 @@ class ImproveSettings(Settings):
 
     @property
     def each_round(self) -> dict[str, Any]:
-        """The settings on which a round depends."""
         return self.model_dump(mode="json", exclude={"rounds"})
 
     @property
     def teacher(self) -> dict[str, Any]:
-        """The settings that shape an answer of the teacher."""
+        """The settings on which the teacher's answers depend."""
         return self.model_dump(mode="json", include={"temperature", "search"})
 
     @property
@@ -58,31 +56,25 @@ class ImproveSettings(Settings):
 
 
 def round_name(number: int) -> str:
-    """Name of a round in folders, from 1 on."""
     return f"round-{number:04d}"
 
 
 def check_improve(improve: ImproveSettings, thinking_tokens: int) -> None:
-    """Check that a run whose thoughts have this budget can learn from this teacher.
-
-    Raises:
-        InputError: names what cannot be used.
-    """
+    """Raise an InputError if a run with this budget for thoughts cannot learn from this teacher."""
     check_search(improve.search)
     if thinking_tokens:
         raise InputError("a teacher answers without thoughts, and this run's model thinks (prompts.thinking_tokens): use another")
 
 
 def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:
-    """Numbers of the rounds that are not done, in order."""
     return [number for number in range(1, improve.rounds + 1) if not _file(paths, number, ".result").exists()]
 
 
 def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
-    """The rounds that are left, of which each that was begun has the same settings.
+    """The rounds that are left, of which each that has started has these settings.
 
     Raises:
-        InputError: a round was begun with other settings.
+        InputError: a round started with other settings.
     """
     left = rounds_left(paths, improve)
     for number in left:
@@ -93,38 +85,35 @@ def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
         if changed := [name for name, value in improve.each_round.items() if stored.get(name) != value]:
             before = ", ".join(f"{name} {json.dumps(stored.get(name))}" for name in changed)
             raise InputError(
-                f"round {number} of run '{paths.root.name}' was begun with {before}: give the same again until it is done"
+                f"round {number} of run '{paths.root.name}' started with {before}: keep these settings until it is done"
             )
     return left
 
 
 def begin_round(paths: RunPaths, number: int, improve: ImproveSettings, student: PolicyVersion) -> None:
-    """Write that a round begins, unless it has begun."""
     if not (file := _file(paths, number)).exists():
         write_json(file, {"round": number, "student": str(student), "settings": improve.each_round})
 
 
 def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
-    """Check that a round is still labelled for the student that it began with.
+    """Check that the student is the one that the round started with.
 
     Raises:
-        InputError: the run was trained since.
+        InputError: the run was trained since then.
     """
     if (before := read_object(_file(paths, number))["student"]) != str(student):
         raise InputError(
-            f"round {number} of run '{paths.root.name}' began to label for {before}, and the run holds {student} now: remove "
+            f"round {number} of run '{paths.root.name}' started labelling for {before}, and the run now has {student}: remove "
             f"'{_file(paths, number)}', 'distil_targets/{round_name(number)}' and 'shards/visit-{round_name(number)}' "
-            "to begin it again"
+            "to restart it"
         )
 
 
 def end_round(paths: RunPaths, number: int, figures: Mapping[str, Any]) -> None:
-    """Write that a round is done."""
     write_json(_file(paths, number, ".result"), figures)
 
 
 def results(paths: RunPaths, improve: ImproveSettings) -> list[dict[str, Any]]:
-    """Figures of the rounds that are done, in order."""
     files = (_file(paths, number, ".result") for number in range(1, improve.rounds + 1))
     return [read_object(file) for file in files if file.exists()]
 

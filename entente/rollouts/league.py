@@ -5,8 +5,8 @@ Members are version 0 and the newest versions that `LEAGUE_EVERY` divides, `LEAG
 doi 10.1038/s41586-019-1724-z). A fork is won if the policy's power ends with more centres than the mean of the member's seats; a
 tie is half a win. p counts the complete forks of the last `RECENT_STEPS` steps, with one win and one loss added.
 
-What a step plays against is a file, `league/<producer>/000012.json`, published before its first start group is played and never
-changed. A repeated task, a resumed run and another process read it, so a start group always meets the same opponents.
+A step's league is a file, `league/<producer>/000012.json`, published before its first start group is played and never changed.
+Retried tasks, resumed runs and other processes read it, so a start group always has the same opponents.
 """
 
 import math
@@ -27,9 +27,9 @@ from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_phases, open_shard
 
 LEAGUE_SIZE = 4
-"""Members at most. An engine holds them beside the versions of the staleness budget."""
+"""Most members. An engine serves them in addition to the versions within the staleness budget."""
 RECENT_STEPS = 20
-"""Steps whose forks count: of older ones the policy was another."""
+"""Steps whose forks count: older forks say little about today's policy."""
 
 Tally = Mapping[int, tuple[float, int]]
 """Version -> (wins of the policy against it, forks)."""
@@ -44,7 +44,7 @@ class League:
         """The tallies of shards that were read."""
 
     def settings_for(self, settings: RolloutSettings, producer: str, first_group: int, served: int) -> RolloutSettings:
-        """`settings` with the members of this start group's step in place of 'league', so that a lot can fall on them.
+        """`settings` with the members of this start group's step in place of 'league'.
 
         Args:
             served: the newest version that is served; members are not newer.
@@ -55,17 +55,17 @@ class League:
         """
         if not settings.has_league:
             return settings
-        found = self.at(producer, first_group // self._start_groups + 1, served)
+        league = self.at(producer, first_group // self._start_groups + 1, served)
         there = {BASE_VERSION, *published_versions(self._paths)}
-        if gone := [member.version for member in found.members if member.version not in there]:
+        if gone := [member.version for member in league.members if member.version not in there]:
             raise InputError(
-                f"policy version {gone[0]} of run '{self._paths.root.name}' is in its league in step {found.step}, but its "
-                "adapter was removed: restore it from a copy, or begin another run from a step of this one (--init-from) with "
+                f"policy version {gone[0]} of run '{self._paths.root.name}' is in its league in step {league.step}, but its "
+                "adapter was removed: restore it from a copy, or start another run from a step of this one (--init-from) with "
                 "other rollouts.opponents"
             )
         table = [(name, weight) for name, weight in settings.opponent_table if name != LEAGUE]
         shares = [weight for name, weight in settings.opponent_table if name == LEAGUE]
-        table += [(f"v{member.version}", sum(shares) * member.weight) for member in found.members]
+        table += [(f"v{member.version}", sum(shares) * member.weight) for member in league.members]
         return settings.model_copy(update={"opponents": table_text(table)})
 
     def at(self, producer: str, step: int, served: int) -> LeagueStep:
@@ -74,13 +74,13 @@ class League:
         Raises:
             DataError: the file is damaged.
         """
-        found = read_league(self._paths, producer, step)
-        if found is None:
+        league = read_league(self._paths, producer, step)
+        if league is None:
             before = step if producer == LOCAL_PRODUCER else served + 1
             members = league_members(published_versions(self._paths), LEAGUE_EVERY, served)
             made = LeagueStep(step=step, served=served, members=weigh(members, self._tally(before)))
-            found = publish_league(self._paths, producer, made)
-        return found
+            league = publish_league(self._paths, producer, made)
+        return league
 
     def _tally(self, before: int) -> Tally:
         """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
@@ -99,7 +99,6 @@ def league_members(published: Collection[int], every: int, served: int) -> list[
 
 
 def weigh(members: Sequence[int], tally: Tally) -> tuple[LeagueMember, ...]:
-    """The members with their weights, which sum to 1."""
     counts = {version: tally.get(version, (0.0, 0)) for version in members}
     shares = {version: (wins + 1) / (games + 2) for version, (wins, games) in counts.items()}
     total = math.fsum((1 - share) ** 2 for share in shares.values())
@@ -116,17 +115,15 @@ def weigh(members: Sequence[int], tally: Tally) -> tuple[LeagueMember, ...]:
 
 
 def added(tallies: Sequence[Tally]) -> Tally:
-    """The sums of some tallies."""
     versions = sorted({version for tally in tallies for version in tally})
     both = {version: [tally[version] for tally in tallies if version in tally] for version in versions}
-    return {version: (sum(wins for wins, _ in found), sum(games for _, games in found)) for version, found in both.items()}
+    return {version: (sum(wins for wins, _ in pairs), sum(games for _, games in pairs)) for version, pairs in both.items()}
 
 
 def tally_shard(path: Path) -> Tally:
     """Wins of the policy and forks, by version among its opponents, over the complete forks of a shard.
 
-    The last recorded position counts; of a game that somebody won alone this is the one before the win. A damaged shard counts
-    nothing, and says so.
+    The last recorded position counts, which in a solo is the one before the win. A damaged shard counts nothing, with a message.
     """
     seats: dict[int, tuple[str, str]] = {}
     failed: set[tuple[int, int]] = set()
@@ -158,18 +155,18 @@ def tally_shard(path: Path) -> Tally:
 
 
 def tally_fork(power: str, opponents: str, centres: Mapping[str, int]) -> Tally:
-    """What one fork counts: for each version among the opponents, whether `power` has more centres than the mean of its seats."""
+    """The tally of one fork: `power` beats a version if it has more centres than the mean of the version's seats."""
     seats: dict[str, list[int]] = {}
     for other, seat in read_opponents(opponents, [each for each in centres if each != power]).items():
         seats.setdefault(seat, []).append(centres[other])
-    found = {}
+    tally = {}
     for seat, counts in seats.items():
         if (version := seat_version(seat)) is not None:
             ahead = centres[power] - fmean(counts)
-            found[version] = ((ahead > 0) + 0.5 * (ahead == 0), 1)
-    return found
+            tally[version] = ((ahead > 0) + 0.5 * (ahead == 0), 1)
+    return tally
 
 
 def slots_for(rollouts: RolloutSettings, max_policy_lag: int) -> int:
-    """Adapter slots that opponents take at most: members of the league, and members that leave during games."""
+    """Most adapter slots of opponents: members of the league, and members that leave during games."""
     return LEAGUE_SIZE + max_policy_lag // LEAGUE_EVERY if rollouts.has_league else 0

@@ -1,6 +1,6 @@
 """Plays a few forks without a model, to estimate a run's decisions, tokens and bytes.
 
-The forks start from real positions and use the code that plays a run, but draw legal tokens uniformly. Nothing is written.
+The forks start from real positions and run the code of a run's rollouts, but sample legal tokens uniformly and write nothing.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from state_cache.settings import CacheSettings
 from storage.arrow_files import to_table
 
 _GROUPS, _FORKS, _YEARS = {"one": 12, "all": 2}, 2, 2
-"""What is played: start groups by the policy's powers, forks of each, years of a fork."""
+"""Start groups by the policy's powers, forks of each, years of a fork."""
 _LAST_YEAR, _SOURCE_GAMES = 1906, 4
 """Last year and number of the source games of the positions."""
 
@@ -43,7 +43,7 @@ class Rehearsal:
     longest_request: int
     """Tokens of the longest prompt with the longest completion that its legal orders allow."""
     unique_tokens: float
-    """Of a start group with all of its forks: a prefix that they share counts once."""
+    """Per start group, all forks together: a shared prefix counts once."""
     fork_bytes: float
     """Bytes of a fork's rows."""
 
@@ -52,7 +52,7 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
     """Play a few forks with these settings, of two game years at most, and scale the figures to the horizon.
 
     Args:
-        longest: largest number of tokens of a row. Longer rows are cut, which occurs if bytes count as tokens.
+        longest: largest number of tokens of a row. Longer rows are cut, which happens with bytes as tokens.
     """
     years = min(_YEARS, settings.horizon_years)
     # Past versions cannot play here, and searches take too long.
@@ -75,7 +75,7 @@ def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSet
 
 
 def _group_tokens(rows: Sequence[Decision], forks: int) -> float:
-    """Mean of the start groups. The second fork's own tokens stand for those of each further one."""
+    """Mean of the start groups. Each further fork is assumed to add as many tokens as the second."""
     groups = {row.start_group for row in rows}
     first = sum(unique_tokens([row.input_ids for row in rows if (row.start_group, row.fork) == (group, 0)]) for group in groups)
     both = sum(unique_tokens([row.input_ids for row in rows if row.start_group == group]) for group in groups)
@@ -83,34 +83,29 @@ def _group_tokens(rows: Sequence[Decision], forks: int) -> float:
 
 
 def unique_tokens(paths: Sequence[Sequence[int] | np.ndarray]) -> int:
-    """Number of different beginnings of the token paths."""
     ordered = sorted(tuple(path) for path in paths)
     shared = sum(next(compress(count(), map(ne, *pair)), min(map(len, pair))) for pair in pairwise(ordered))
     return sum(map(len, ordered)) - shared
 
 
 def some_positions(settings: CacheSettings) -> list[Snapshot]:
-    """A few positions from the first source games of a cache with these settings."""
     years = {"first_year": min(settings.first_year, _LAST_YEAR), "last_year": min(settings.last_year, _LAST_YEAR)}
     nearer = settings.model_copy(update=years)
-    found = [snapshot for game in range(_SOURCE_GAMES) for snapshot in play_source_game(game, nearer)]
-    return found or [Board.start().snapshot(game_id="start", seed=0, source="start")]
+    positions = [snapshot for game in range(_SOURCE_GAMES) for snapshot in play_source_game(game, nearer)]
+    return positions or [Board.start().snapshot(game_id="start", seed=0, source="start")]
 
 
 class BytesAsTokens(Codec):
-    """Replaces a tokenizer that is not downloaded: one token per byte. No byte-level tokenizer makes more."""
+    """Stands in for a tokenizer that is not downloaded: one token per byte, the most of any byte-level tokenizer."""
 
     def __init__(self) -> None:
         self._prepare(end_ids=(256,), vocabulary_size=257)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """One id per byte."""
         return tuple(text.encode())
 
 
 class _LengthEngine(UniformEngine):
-    """Notes how long a request may become."""
-
     def __init__(self) -> None:
         super().__init__()
         self.longest = 0

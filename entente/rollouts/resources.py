@@ -1,4 +1,4 @@
-"""The open objects with which a process plays rollouts: engine, tokens, positions, clocks. The code that opened one closes it."""
+"""The open objects of a process that plays rollouts: engine, tokens, positions, clocks. The code that opened one closes it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,11 @@ from state_cache.store import StateCache
 from storage.runs import RunPaths
 
 PROBE = "probe"
-"""Producer name of the rollouts on which engine and trainer are compared when a run is resumed."""
+"""Producer name of the rollouts that compare engine and trainer when a run is resumed."""
 
 
 @dataclass(kw_only=True)
 class RolloutResources:
-    """What a process needs to play rollouts of one run."""
-
     paths: RunPaths
     model: Path
     """Folder of the base model."""
@@ -31,12 +29,12 @@ class RolloutResources:
     cache: StateCache
     host: EngineHost
     engine: Engine
-    """Draws the rollouts."""
+    """Samples the rollouts."""
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
     outside: OutsideSettings = field(default_factory=OutsideSettings)
-    """How endpoints among the opponents are asked."""
+    """Settings of the endpoints among the opponents."""
     spans: Spans = field(default_factory=Spans)
     league: League = field(init=False)
     """Chooses the past versions that play opponents."""

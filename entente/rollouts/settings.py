@@ -11,7 +11,7 @@ from entente.telemetry.setting_marks import Settings
 from state_cache.sampling import Sampling
 
 _WEIGHTS_MAX = 1e9
-"""Largest sum of weights, and 1 over the smallest: their shares and products, such as a league's, must be numbers above 0."""
+"""Largest sum of weights, and 1 over the smallest: shares and products of weights, such as a league's, must not underflow."""
 
 
 class RolloutSettings(Settings):
@@ -49,36 +49,33 @@ class RolloutSettings(Settings):
         return tuple((int(step), int(years)) for step, _, years in entries)
 
     def at(self, step: int) -> "RolloutSettings":
-        """The settings for the start groups of `step`: with the horizon that the schedule gives it."""
         years = [years for first, years in self.horizons if first <= step]
         return self.model_copy(update={"horizon_years": years[-1]}) if years else self
 
     @property
     def opponent_table(self) -> OpponentTable:
-        """Names with their weights."""
         return read_table(self.opponents)
 
     @property
     def scripted_opponents(self) -> tuple[str, ...]:
-        """Names of the scripted players that a lot may fall on, also of those that search."""
+        """Names of the scripted players in the table, also of those that search."""
         names = [name for name, _ in self.opponent_table if name != LEAGUE and version_of(name) is None and not is_endpoint(name)]
         return tuple(dict.fromkeys(name.removesuffix(SEARCHES) for name in names))
 
     @property
     def searching_opponents(self) -> tuple[str, ...]:
-        """Names of the players that search."""
         return tuple(name for name, _ in self.opponent_table if name.endswith(SEARCHES))
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """Names of the endpoints that a lot may fall on; none where the policy plays all powers."""
+        """Names of the endpoints in the table; none where the policy plays all powers."""
         if self.policy_powers == "all":
             return ()
         return tuple(dict.fromkeys(name for name, _ in self.opponent_table if is_endpoint(name)))
 
     @property
     def opponent_versions(self) -> frozenset[int]:
-        """Policy versions that a lot may fall on; the members of the league, once their names are in the table."""
+        """Policy versions in the table, including members of the league once they replace 'league'."""
         return frozenset(version for name, _ in self.opponent_table if (version := version_of(name)) is not None)
 
     @property
@@ -88,7 +85,6 @@ class RolloutSettings(Settings):
 
     @property
     def has_league(self) -> bool:
-        """Whether past versions of the run play."""
         return self.policy_powers == "one" and any(name == LEAGUE for name, _ in self.opponent_table)
 
     @model_validator(mode="after")
@@ -101,8 +97,8 @@ class RolloutSettings(Settings):
             )
         if later := sorted(self.opponent_versions - {BASE_VERSION}):
             raise ValueError(
-                f"rollouts.opponents {self.opponents!r} names v{later[0]}, which no run has when it begins: name 'league' for "
-                f"past versions, or begin from step {later[0]} of another run (--init-from RUN:{later[0]}), which is 'v0' then"
+                f"rollouts.opponents {self.opponents!r} names v{later[0]}, which no run has at its start: name 'league' for "
+                f"past versions, or start from step {later[0]} of another run (--init-from RUN:{later[0]}), which is 'v0' then"
             )
         return self
 

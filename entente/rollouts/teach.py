@@ -1,10 +1,10 @@
 """Search as a teacher: labels positions that the student reaches, and makes distillation targets of the answers.
 
 The student's games are ordinary start groups with one fork each, under a producer of the round. With a single fork an advantage
-group has one decision, so no step selects these rows. The distillation targets of a shard of visits
-are one file with the same number. Whoever repeats a task finds its file.
+group has one decision, so no step selects these rows. The distillation targets of a shard of visits are one file with the same
+number, so a retried task does not repeat it.
 
-Proposals are drawn on the engine's event loop. Their playouts run in processes of their own, on all cores. Nothing here trains.
+The engine's event loop samples proposals; worker processes run their playouts on all cores. Nothing here trains.
 """
 
 import asyncio
@@ -34,22 +34,21 @@ from storage.runs import RunPaths
 from storage.shards import open_phases, open_shard, shard_path
 
 VISITED_GROUPS = 8
-"""Start groups of a task: enough requests at a time for the engine, and few enough that labelling begins early."""
+"""Start groups of a task: enough concurrent requests for the engine, and few enough that labelling starts early."""
 
 
 def visitor(number: int) -> str:
-    """Producer name of the games of a round."""
     return f"visit-{round_name(number)}"
 
 
 def visited_positions(resources: RolloutResources, name: str, first_group: int, count: int) -> list[tuple[Snapshot, str]]:
-    """(snapshot, power that the policy plays) of some start groups of a visitor, in rounds of a step's size like the training
-    flow's own, but seeded by the visitor's name: two visitors share positions no more often than two steps do."""
+    """(snapshot, power that the policy plays) of some start groups of a visitor, sampled in rounds of a step's size as in
+    training, but seeded by the visitor's name: two visitors share positions no more often than two steps do."""
     rollouts, size = resources.rollouts, resources.rollouts.start_groups
-    seed, found = seed_of("producer", name, resources.seed), []
+    seed, positions = seed_of("producer", name, resources.seed), []
     for number in range(first_group // size, (first_group + count - 1) // size + 1):
-        found += sample_start_positions(resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling)
-    return found[first_group % size :][:count]
+        positions += sample_start_positions(resources.cache.train, size, seed, number + 1, sampling=rollouts.sampling)
+    return positions[first_group % size :][:count]
 
 
 async def visit(resources: RolloutResources, number: int, first_group: int) -> int:
@@ -99,7 +98,7 @@ async def label(
 def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: int, temperature: float) -> list[float]:
     """The teacher's distribution over its proposals: a softmax of their values by `temperature`; at 0 the best alone.
 
-    Only proposals with as many playouts as the best met the same luck, so the others, which the search dropped early, get 0.
+    Only proposals with as many playouts as the best met the same scenarios; the others, which the search dropped early, get 0.
     """
     if not temperature:
         return [float(place == best) for place in range(len(values))]
@@ -113,14 +112,14 @@ def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: 
 async def _distil_target(
     resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, row: dict[str, Any], teacher: str
 ) -> DistilTarget | None:
-    """The distillation target of one decision; None if no second order set came near, as that compares nothing."""
+    """The distillation target of one decision; None if the search compared fewer than two order sets."""
     request, proposals = await resources.host.run(_propose(resources, improve, row))
     legal, snapshot = request.legal, row["snapshot"]
-    found = await teachers.ask(search_apart, snapshot, request.power, proposals, improve.search, luck_of(request))
-    if len(found.proposals) < 2:
+    result = await teachers.ask(search_apart, snapshot, request.power, proposals, improve.search, luck_of(request))
+    if len(result.proposals) < 2:
         return None
     table, spelt = resources.tokens.tables.table(legal), []
-    for orders in found.proposals:
+    for orders in result.proposals:
         ids = resources.tokens.tables.spell(orders, legal)
         spelt.append((ids, *table.legal_sets(ids)))
     sizes = np.concatenate([np.diff(offsets) for _, _, offsets in spelt])
@@ -140,10 +139,10 @@ async def _distil_target(
         completion_offsets=np.cumsum([0, *(len(ids) for ids, _, _ in spelt)]).astype(np.int32),
         legal_ids=np.concatenate([sets for _, sets, _ in spelt]),
         legal_offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32),
-        orders=["; ".join(orders) for orders in found.proposals],
-        probabilities=teacher_probabilities(found.values, found.visits, found.best, improve.temperature),
-        values=found.values,
-        visits=found.visits,
+        orders=["; ".join(orders) for orders in result.proposals],
+        probabilities=teacher_probabilities(result.values, result.visits, result.best, improve.temperature),
+        values=result.values,
+        visits=result.visits,
     )
 
 
@@ -170,18 +169,17 @@ async def _propose(
 
 
 def _visits(paths: RunPaths, producer: str, first_group: int, count: int) -> list[dict[str, Any]]:
-    """The first `count` complete decisions of a shard, each with the position where it was taken and its source."""
     path = shard_path(paths, producer, first_group)
     decisions = open_shard(path)
     phases = {
         (phase_row["start_group"], phase_row["fork"], phase_row["phase_index"]): phase_row
         for phase_row in open_phases(path, decisions).to_pylist()
     }
-    found = []
+    rows = []
     for row in decisions.to_pylist():
-        if row["status"] == "complete" and len(found) < count:
+        if row["status"] == "complete" and len(rows) < count:
             phase_row = phases[row["start_group"], row["fork"], row["phase_index"]]
             position = {"source": f"{producer}/{path.name}", "game_id": row["game_id"], "seed": row["seed"]}
             snapshot = make_snapshot(phase_row["position"], row["phase"], **position)
-            found.append(row | {"source": position["source"], "snapshot": snapshot})
-    return found
+            rows.append(row | {"source": position["source"], "snapshot": snapshot})
+    return rows

@@ -145,7 +145,7 @@ def test_rounds_that_are_done_are_not_repeated_and_one_that_was_begun_keeps_its_
     assert open_rounds(paths, two) == [1, 2]
     begin_round(paths, 1, two, BASE)
     assert open_rounds(paths, two.model_copy(update={"rounds": 3})) == [1, 2, 3]
-    with pytest.raises(InputError, match="round 1 of run 'mine' was begun with positions 5: give the same again"):
+    with pytest.raises(InputError, match="round 1 of run 'mine' started with positions 5: keep these settings"):
         open_rounds(paths, two.model_copy(update={"positions": 6}))
     end_round(paths, 1, {"round": 1})
     assert open_rounds(paths, two.model_copy(update={"positions": 6})) == [2]
@@ -155,7 +155,7 @@ def test_a_round_is_labelled_for_the_student_that_it_began_with(tmp_path):
     paths = RunPaths(tmp_path / "mine").create()
     begin_round(paths, 1, IMPROVE, BASE)
     check_student(paths, 1, BASE)
-    with pytest.raises(InputError, match=r"began to label for version 0 \(base\), and the run holds version 3"):
+    with pytest.raises(InputError, match=r"started labelling for version 0 \(base\), and the run now has version 3"):
         check_student(paths, 1, PolicyVersion(version=3, adapter_hash="ab"))
 
 
