@@ -18,13 +18,13 @@ from state_cache.sampling import Stratum, stratum_of
 from state_cache.settings import CacheSettings
 
 SNAPSHOTS_PER_GAME = 4
-"""Positions frozen per game. A higher number is cheaper, but positions of one game are similar."""
+"""Positions frozen per game. More are cheaper, but positions of one game are similar."""
 
 MAX_GAMES_WITHOUT_NEW = 200
 """After this many games in a row without a new position the build stops with an error."""
 
 Progress = Callable[[int, int], None]
-"""Called with the positions frozen so far and the positions wanted."""
+"""Called with the number of positions frozen so far and wanted."""
 
 
 def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[Stratum] | None = None) -> list[Snapshot]:
@@ -82,21 +82,19 @@ def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple
 
 
 def _game_seed(game_index: int, settings: CacheSettings) -> int:
-    """A seed of 63 bits, because it is stored as int64. Seeds of different games and cache seeds are independent."""
+    """63 bits, because it is stored as int64. Seeds of different games and cache seeds are independent."""
     digest = blake2b(f"source game {game_index} of cache seed {settings.seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def _is_held_out(game_index: int, settings: CacheSettings) -> bool:
-    """True if the positions of this game are held out. Held-out games are spread evenly, in proportion to their positions."""
+    """Spreads held-out games evenly, in proportion to their positions."""
     share = settings.held_out_snapshots / (settings.train_snapshots + settings.held_out_snapshots)
     return int((game_index + 1) * share) > int(game_index * share)
 
 
 def _one_of_each_stretch(frozen: list[Snapshot], rng: random.Random) -> list[Snapshot]:
-    """One position from each of SNAPSHOTS_PER_GAME equal stretches of the game, so that early and late years are equally
-    frequent.
-    """
+    """One position from each of SNAPSHOTS_PER_GAME equal parts of the game: early and late years are equally frequent."""
     stretches = min(SNAPSHOTS_PER_GAME, len(frozen))
     edges = [len(frozen) * stretch // stretches for stretch in range(stretches + 1)] if stretches else []
     return [frozen[rng.randrange(low, high)] for low, high in pairwise(edges)]

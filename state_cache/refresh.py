@@ -1,9 +1,9 @@
-"""Refreshes a state cache: a share of its training positions is replaced by boards that rollouts reached.
+"""Refreshes a state cache: replaces a share of its training positions by boards that rollouts reached.
 
-Held-out positions stay the same. A reached position is excluded if a held-out position has its id, board or game. The reached
-positions are spread over strata. A fork ends before its last winter, so the spring that follows it is reached here: the cache's
-scripted players order the adjustments. Otherwise forks of one year would only give springs of years in which no centre changed.
-This module reads no file.
+Held-out positions stay the same. A refresh excludes reached positions that share id, board or game with a held-out one, and
+spreads the others over strata. A fork ends before its last winter, so the cache's scripted players order those
+adjustments here to reach the next spring. Otherwise forks of one year would only reach springs without a change of centres. This
+module reads no file.
 """
 
 import random
@@ -49,14 +49,12 @@ def refresh(
 
 
 def _without_held_out(held_out: Sequence[Snapshot], reached: Sequence[Snapshot]) -> list[Snapshot]:
-    """Reached positions that are no held-out position by id, board or game."""
     names = {snapshot.snapshot_id for snapshot in held_out} | {snapshot.game_id for snapshot in held_out}
     boards = {board_key(snapshot) for snapshot in held_out}
     return [each for each in reached if not names & {each.snapshot_id, each.game_id} and board_key(each) not in boards]
 
 
 def _last_springs(settings: CacheSettings, reached: Sequence[Snapshot]) -> list[Snapshot]:
-    """The springs after winters with which forks ended."""
     last_years: dict[str, int] = {}
     for snapshot in reached:
         last_years[snapshot.game_id] = max(snapshot.year, last_years.get(snapshot.game_id, 0))
@@ -65,7 +63,7 @@ def _last_springs(settings: CacheSettings, reached: Sequence[Snapshot]) -> list[
 
 
 def _after_adjustments(settings: CacheSettings, winter: Snapshot) -> Snapshot:
-    """The position after a winter whose adjustments scripted players of the cache order; their dice follow from the position."""
+    """The position after a winter in which the cache's scripted players order the adjustments; the position seeds them."""
     rng, board = random.Random(winter.snapshot_id), Board.restore(winter)
     seats = {power: player(rng.choice(settings.players)) for power in POWERS}
     board.step({power: seats[power](legal, rng, board) for power, legal in board.legal_orders().items()})

@@ -40,14 +40,12 @@ class Stratum(NamedTuple):
 
 
 def stratum_of(snapshot: Snapshot) -> Stratum:
-    """The stratum of a position."""
     most_centres = max(snapshot.centres)
     balance = next(index for index, (limit, _) in enumerate(BALANCES) if most_centres <= limit)
     return Stratum(snapshot.year, snapshot.phase_type, balance)
 
 
 def count_strata(snapshots: Iterable[Snapshot]) -> dict[Stratum, int]:
-    """Number of positions per stratum, sorted by stratum; empty strata are missing."""
     return dict(sorted(Counter(map(stratum_of, snapshots)).items()))
 
 
@@ -59,15 +57,15 @@ def sample_start_positions(
     *,
     sampling: Sampling = "uniform",
 ) -> list[tuple[Snapshot, str]]:
-    """`count` positions, each with a power that has units there: the one that the policy had up to here, else any.
+    """`count` positions, each with a power that has units there: the one that the policy played up to here, else any.
 
-    A position repeats only after all positions were drawn; with "stratified", after all positions of its stratum were.
+    A position repeats only after all positions were sampled; with "stratified", after all of its stratum were.
 
     Raises:
         InputError: there are no positions.
     """
     if not snapshots:
-        raise InputError("There are no positions to draw from. Build the state cache first.")
+        raise InputError("There are no positions to sample from. Build the state cache first.")
     # A string seed gives the same numbers in every process; a tuple's hash does not.
     rng = random.Random(f"start positions of step {step} with seed {seed}")
     drawn = (_draw_strata if sampling == "stratified" else _draw_uniform)(snapshots, count, rng)
@@ -91,7 +89,7 @@ def _draw_uniform(snapshots: Sequence[Snapshot], count: int, rng: random.Random)
 
 
 def _draw_strata(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
-    """Round after round, one position of each stratum; strata of a round in random order."""
+    """Each round samples one position of each stratum, in random order."""
     members: dict[Stratum, list[Snapshot]] = {}
     for snapshot in snapshots:
         members.setdefault(stratum_of(snapshot), []).append(snapshot)

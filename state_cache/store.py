@@ -1,8 +1,8 @@
-"""The state cache on disk: one immutable folder per version, found by its settings.
+"""The state cache on disk: one immutable folder per version, named by its settings.
 
-The layout is `v-<settings hash>/` with `train.arrow`, `held_out.arrow` and `manifest.json`. A folder is published whole: it is
-written under another name, synced, and renamed. It never changes afterwards. A file that is incomplete, changed or of another
-schema is refused, and the message names the file.
+The layout is `v-<settings hash>/` with `train.arrow`, `held_out.arrow` and `manifest.json`. A folder is published
+atomically: written under another name, synced, and renamed. It never changes afterwards. The reader refuses an incomplete or
+changed file, or one of another schema, and names it.
 """
 
 import json
@@ -37,8 +37,6 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCache:
-    """One version of the cache, read and verified."""
-
     path: Path
     """Its folder."""
     settings: CacheSettings
@@ -50,19 +48,17 @@ class StateCache:
 
 
 def version_name(settings: CacheSettings) -> str:
-    """Folder name of the cache with these settings and the current schema."""
     content = f"{SCHEMA_VERSION} {settings.model_dump_json()}"
     return "v-" + blake2b(content.encode(), digest_size=6).hexdigest()
 
 
 def find_cache(root: Path, settings: CacheSettings) -> Path | None:
-    """The published folder for these settings under `root`; None if there is none."""
     path = root / version_name(settings)
     return path if (path / MANIFEST).is_file() else None
 
 
 def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]) -> Path:
-    """Publish a version and return its folder. A version that is already published is not changed.
+    """Publish a version and return its folder; does nothing if it is published already.
 
     Raises:
         DataError: the folder exists but was never published.
@@ -124,7 +120,7 @@ def open_cache(path: Path, wanted: CacheSettings | None = None) -> StateCache:
     except ValidationError as error:
         raise DataError(f"{path / MANIFEST} has settings of another version ({error}). Build the state cache again.") from error
     if wanted not in (None, settings):
-        raise DataError(f"{path} was built from other settings than its name says. Delete it and build the state cache again.")
+        raise DataError(f"{path} was built from settings that do not match its name. Delete it and build the state cache again.")
     train, held_out = (_read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS)
     return StateCache(path=path, settings=settings, train=train, held_out=held_out)
 
@@ -184,7 +180,6 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make renames and new names in a folder durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

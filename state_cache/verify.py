@@ -1,7 +1,5 @@
-"""Checks a published state cache completely: files against the manifest, and every position by restoring it.
-
-A cache that passes is byte for byte as published, every position restores to itself, and training and held-out positions share
-no game and no board. This module changes nothing.
+"""Verifies a published state cache: files match the manifest byte for byte, every position restores to itself, and training and
+held-out positions share no game and no board. It changes nothing.
 """
 
 from dataclasses import replace
@@ -42,7 +40,6 @@ _CURE = "delete the folder and build the state cache again"
 
 
 def _check_restores(snapshot: Snapshot, file: Path) -> None:
-    """Check that the position restores to itself and that its columns match it."""
     try:
         again = Board.restore(snapshot).snapshot(game_id=snapshot.game_id, seed=snapshot.seed, source=snapshot.source)
     except (DataError, InputError) as error:
