@@ -228,11 +228,7 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
 
 
 def check_map(position: Mapping[str, Any]) -> None:
-    """Check that a frozen position is on MAP.
-
-    Raises:
-        ValueError: it is on another map.
-    """
+    """Raise a ValueError if a frozen position is on another map."""
     if position["map"] != MAP:
         raise ValueError(f"the map is {position['map']!r}, not {MAP!r}")
 

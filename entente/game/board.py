@@ -101,11 +101,7 @@ class Board:
         return twin
 
     def with_last_orders(self, orders: Mapping[str, Sequence[str]]) -> "Board":
-        """A copy of a position that others recorded, with the orders of the movement phase before it.
-
-        Raises:
-            InputError: a power is unknown, or an order is no movement order.
-        """
+        """A copy with these orders of the movement phase before it; raises an InputError if they are no movement orders."""
         twin = Board(self._game.fork())
         twin._legal, twin._year = self._legal, self._year
         try:

@@ -92,6 +92,6 @@ def canonical_options(orders: Iterable[str]) -> tuple[str, ...]:
     """
     listed = set(orders)
     listed.discard(WAIVE)
-    # Few orders end with a coast, so this is asked first.
+    # Few orders end with a coast, so this is checked first.
     listed -= {order for order in listed if order[-3:-2] == "/" and " S " in order and " - " in order and order[:-3] in listed}
     return tuple(sorted(listed))

@@ -115,7 +115,7 @@ class _Battle:
 
     def _read_convoy(self, place: str, goal: str, fleets: set[str], routes: Routes, by_sea: bool) -> None:
         allowed = routes.get(place, {}).get(goal, ())
-        # A convoy by the army's own power shows that the army shall go by sea, where it could also go by land.
+        # A convoy by the army's own power means that the army goes by sea, where it could also go by land.
         own = {fleet for fleet in fleets if self._owner[fleet] == self._owner[place]}
         by_sea = by_sea or any(own & route for route in allowed)
         ready = [route for route in allowed if route <= fleets] if by_sea else []

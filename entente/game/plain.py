@@ -73,7 +73,7 @@ def thaw_plain(position: dict[str, Any], kind: type[_Kind]) -> _Kind:
             "civil_disorder": per_power("civil_disorder"),
         }
     )
-    # `set_state` leaves these out. `dislodged` affects results; the flags affect only what is shown.
+    # `set_state` leaves these out. `dislodged` affects results; the flags affect only the display.
     game.dislodged, game.popped = dict(position["dislodged"]), list(position["popped"])
     for name, parts in frozen.items():
         for flag in ("goner", "order_is_set", "wait"):

@@ -96,11 +96,7 @@ def contested_in(phase: Any) -> set[str]:
 
 
 def check_variant(named: Mapping[str, Any], what: str) -> None:
-    """Check the map and the rules of a game or a state.
-
-    Raises:
-        InputError: this program does not support them.
-    """
+    """Raise an InputError if this program does not support the map or the rules of a game or a state."""
     if (named.get("map") or MAP) != MAP:
         raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here: leave it out")
     rules = named.get("rules") or []

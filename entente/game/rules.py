@@ -31,11 +31,7 @@ class RuledGame(Game):
     __slots__ = ()
 
     def __init__(self, **settings: Any) -> None:
-        """A game at its first phase; `settings` are those of the engine's Game.
-
-        Raises:
-            EngineError: the installed release of the engine is not ENGINE_VERSION.
-        """
+        """Raises an EngineError if the installed release of the engine is not ENGINE_VERSION."""
         if (installed := version("diplomacy")) != ENGINE_VERSION:
             raise EngineError(f"The rules need diplomacy {ENGINE_VERSION}, and {installed} is installed. Install that release.")
         super().__init__(**settings)

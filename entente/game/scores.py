@@ -106,12 +106,7 @@ _MEASURES: dict[str, Callable[[PowerScores, str], float]] = {
 
 
 def compute_power_scores(board: "Board", before: PowerScores | None = None, played: "PhaseResult | None" = None) -> PowerScores:
-    """The scores of all powers of `board` now.
-
-    Args:
-        before: scores before the last phase; if None, counts start at 0 here.
-        played: the last phase.
-    """
+    """The scores now; counts continue from `before`, the scores before the phase `played`, or else start at 0."""
     if before is None or played is None:
         return PowerScores(centres=board.centre_counts())
 

@@ -115,11 +115,7 @@ class Cell:
 
 
 def place(location: str) -> Point:
-    """Where a unit at `location` is drawn, for example "PAR" or "STP/SC"; in SVG units.
-
-    Raises:
-        KeyError: the standard map has no such location.
-    """
+    """SVG coordinates of a unit at `location`, such as "PAR" or "STP/SC"; a KeyError for an unknown location."""
     return _drawn(COASTS[location] if location in COASTS else (LAND | SEA)[location[:3]][0])
 
 

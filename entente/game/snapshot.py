@@ -76,11 +76,7 @@ def centres_in(position: str) -> tuple[int, ...]:
 
 
 def last_orders_in(position: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """`Board.last_orders` of a frozen position; one without the key has none.
-
-    Raises:
-        ValueError: they are no movement orders of powers.
-    """
+    """`Board.last_orders` of a frozen position; raises as `movement_orders_of` does."""
     return movement_orders_of(position.get("last_orders") or {})
 
 
@@ -119,11 +115,7 @@ def make_snapshot(position: str, phase: str, *, source: str, game_id: str, seed:
 
 
 def read_position(snapshot: Snapshot) -> dict[str, Any]:
-    """The position as a dictionary.
-
-    Raises:
-        DataError: the text does not match the snapshot's id.
-    """
+    """The position as a dictionary; raises a DataError if the text does not match the snapshot's id."""
     if position_id(snapshot.position) != snapshot.snapshot_id:
         raise DataError(
             f"Snapshot {snapshot.snapshot_id} ({snapshot.phase}) is damaged: its position hashes to "
