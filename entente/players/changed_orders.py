@@ -15,11 +15,7 @@ ADJUSTMENTS = 40
 
 
 def changed_orders(legal: LegalOrders, orders: Sequence[str], rng: random.Random) -> list[tuple[str, ...]]:
-    """Distinct legal order sets near `orders`, which is not among them, in random order.
-
-    Args:
-        orders: a legal order set in canonical form.
-    """
+    """Distinct legal order sets near the canonical set `orders`, without that set, in random order."""
     ordered = tuple(orders)
     if legal.kind is OrderKind.MOVEMENT:
         changes = list(dict.fromkeys(_movements(legal, ordered)))

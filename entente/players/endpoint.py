@@ -52,11 +52,7 @@ class Endpoint:
 
 
 def read_endpoint(name: str) -> Endpoint:
-    """The endpoint with this name.
-
-    Raises:
-        InputError: the name is not `openai:MODEL@URL`, or its address has more than host, port and path.
-    """
+    """Raises an InputError if `name` is not `openai:MODEL@URL`, or the address has more than host, port and path."""
     match = _NAME.fullmatch(name)
     if match is None:
         # The name is not repeated: what is wrong with it may be a key.

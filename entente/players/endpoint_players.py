@@ -73,7 +73,7 @@ class AnswerFile:
         answers = self._read()
         make_directory(self._file.parent)
         with open(self._file, "ab") as file:
-            # Plain ASCII: a terminal that shows the file obeys nothing that a model wrote.
+            # Plain ASCII: no terminal control characters from a model's text.
             file.write((b"\n" if file.tell() else b"") + json.dumps(asdict(answer)).encode())
         answers[answer.key] = answer
         self._tokens += answer.tokens
@@ -99,11 +99,7 @@ class OutsideDecider:
         self._counts: dict[str, AnswerCounts] = {}
 
     async def decide(self, request: DecisionRequest) -> list[str]:
-        """The endpoint's orders, completed by default orders.
-
-        Raises:
-            EngineError: the endpoint is lost or refuses to be asked, or the token budget is spent.
-        """
+        """The endpoint's orders, completed by default orders; an EngineError if it is lost or the token budget is spent."""
         answer = await self._players.answer(self.name, request)
         orders, counts = (
             no_answer(request.legal) if answer.failed else read_answer(answer.text, request.legal, cut_off=answer.cut_off)
@@ -124,10 +120,7 @@ class OutsidePlayers:
     """The endpoints of one match or run, and their answers. Call the deciders on one event loop."""
 
     def __init__(self, names: Iterable[str], file: Path, settings: OutsideSettings) -> None:
-        """
-        Raises:
-            InputError: a name is not of the form `openai:MODEL@URL`.
-        """
+        """Raises an InputError if a name is not of the form `openai:MODEL@URL`."""
         self._settings = settings
         self._file = AnswerFile(file)
         self._clients = {name: EndpointClient(read_endpoint(name), settings) for name in names}

@@ -91,7 +91,7 @@ def _draw(table: OpponentTable, *named: str) -> str:
     if len(names) == 1:
         return seat_name(names[0])
     rng = dice(*named)
-    # Equal weights keep the draws of runs that were started before tables had weights.
+    # Equal weights keep the random choices of runs from before tables had weights.
     return seat_name(rng.choice(names) if len(set(weights)) == 1 else rng.choices(names, weights)[0])
 
 

@@ -53,11 +53,7 @@ class PastVersions:
 
     @asynccontextmanager
     async def served(self, versions: Collection[int]) -> AsyncIterator[Mapping[str, PolicyPlayer]]:
-        """Serve these versions inside the block; yields their deciders by seat name.
-
-        Raises:
-            DataError: an adapter is not published, or is damaged.
-        """
+        """Serve these versions inside the block; yields deciders by seat name. A missing or damaged adapter is a DataError."""
         self._playing.update(versions)
         self._last = frozenset(versions)
         try:
@@ -72,5 +68,5 @@ class PastVersions:
                 policy = await asyncio.to_thread(read_adapter, self._paths, version)
                 await self.engine.publish(policy)
                 self._loaded.add(version)
-                # It only becomes the newest again, without a pause: no request without a version meets the older one.
+                # It only becomes the newest again, without a pause, so no request without a version uses the older one.
                 await self.engine.publish(self._newest)

@@ -27,11 +27,7 @@ class Playouts:
         self._scenarios: dict[int, _Scenario] = {}
 
     def value(self, orders: Sequence[str], number: int) -> float:
-        """Value for the power after these orders and scripted play to the horizon, in scenario `number`.
-
-        Raises:
-            InputError: a name in `settings.player` is no scripted player.
-        """
+        """Value for the power after these orders and scripted play to the horizon, in scenario `number`."""
         if number not in self._scenarios:
             self._scenarios[number] = self._scenario(f"{self._luck}/playout/{number}")
         scenario, start, years = self._scenarios[number], self._board.phase, self._settings.years

@@ -31,11 +31,7 @@ class Tokens:
     """Converts decisions to tokens and back for one model: prompt form, codec and legal tables."""
 
     def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
-        """Checks the prompt form on real prompts.
-
-        Raises:
-            InputError: the model's chat template or tokenizer cannot be used; see `PromptForm`.
-        """
+        """Raises an InputError if the prompt form cannot use the model's chat template or tokenizer."""
         self.codec, self.prompts = codec, prompts
         self.thinking = thinking_of(codec, prompts.thinking_tokens)
         """How completions begin with a thought; None: completions have orders only."""
@@ -57,11 +53,7 @@ class Tokens:
         return last[1]
 
     def check_thought(self, longest: int) -> None:
-        """Check that prompt, thought and orders fit into `longest` tokens.
-
-        Raises:
-            InputError: a game's first prompt does not, with the longest thought.
-        """
+        """Raise an InputError if a game's first prompt, the longest thought and the orders exceed `longest` tokens."""
         if self.thinking is None:
             return
         board = Board.start()
@@ -116,11 +108,7 @@ class Decider(Protocol):
     """Chooses the orders of a power asynchronously."""
 
     async def decide(self, request: DecisionRequest) -> Sequence[str] | Sampled:
-        """One legal set of orders in canonical form.
-
-        Raises:
-            EngineError, DataError: the decision failed.
-        """
+        """One legal set of orders in canonical form; raises an EngineError or DataError if the decision failed."""
         ...
 
 

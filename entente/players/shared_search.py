@@ -69,11 +69,7 @@ class SearchTeacher:
     settings: SearchSettings = DEFAULT_SEARCH
 
     def __call__(self, name: str, board: Board, power: str, dice: str) -> list[str]:
-        """The best of the proposals of the scripted player `name`, by playouts in this process.
-
-        Raises:
-            InputError: the player is unknown, or proposed an order set that is not legal.
-        """
+        """The best of the proposals of the scripted player `name`, by playouts in this process."""
         legal = board.legal_orders()[power]
         request = DecisionRequest(game=dice, dice=dice, phase_index=0, power=power, legal=legal, board=board, snapshot_id="")
         return asyncio.run(SearchDecider(self.settings, proposer=name).decide(request))
