@@ -49,11 +49,7 @@ def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[S
 
 
 def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple[list[Snapshot], list[Snapshot]]:
-    """Training positions and held-out positions, as many as the settings ask for.
-
-    Raises:
-        InputError: the settings do not allow so many different positions.
-    """
+    """Training and held-out positions; an InputError if the settings do not allow so many different positions."""
     wanted = settings.train_snapshots, settings.held_out_snapshots
     parts: tuple[list[Snapshot], list[Snapshot]] = [], []  # training, held out
     known_boards: set[str] = set()

@@ -17,11 +17,7 @@ def list_caches(root: Path) -> list[Path]:
 
 
 def verify(path: Path) -> StateCache:
-    """Read the cache at `path` and check every position.
-
-    Raises:
-        DataError: something differs from what was published; names the file or position.
-    """
+    """Read the cache at `path` and check every position; a DataError names the file or position that differs."""
     try:
         cache = open_cache(path)
     except InputError as error:

@@ -134,7 +134,7 @@ async def _decide(
             decided[power] = own.only_orders()
         elif seat in players:
             asked[power] = players[seat].decide(_request(plan, board, own, phase_index))
-        else:  # scripted players of the forks of a group share their random numbers
+        else:  # scripted players of a group's forks share their seeds
             decided[power] = player(seat)(own, dice(plan.shared_name, board.phase, power), board)
     decided |= zip(asked, await asyncio.gather(*asked.values()), strict=True)
     return decided

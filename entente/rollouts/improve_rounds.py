@@ -71,11 +71,7 @@ def rounds_left(paths: RunPaths, improve: ImproveSettings) -> list[int]:
 
 
 def open_rounds(paths: RunPaths, improve: ImproveSettings) -> list[int]:
-    """The rounds that are left, of which each that has started has these settings.
-
-    Raises:
-        InputError: a round started with other settings.
-    """
+    """The rounds that are left; raises an InputError if one of them started with other settings."""
     left = rounds_left(paths, improve)
     for number in left:
         file = _file(paths, number)
@@ -96,11 +92,7 @@ def begin_round(paths: RunPaths, number: int, improve: ImproveSettings, student:
 
 
 def check_student(paths: RunPaths, number: int, student: PolicyVersion) -> None:
-    """Check that the student is the one that the round started with.
-
-    Raises:
-        InputError: the run was trained since then.
-    """
+    """Raise an InputError if the run was trained since the round started."""
     if (before := read_object(_file(paths, number))["student"]) != str(student):
         raise InputError(
             f"round {number} of run '{paths.root.name}' started labelling for {before}, and the run now has {student}: remove "

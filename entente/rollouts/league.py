@@ -69,11 +69,7 @@ class League:
         return settings.model_copy(update={"opponents": table_text(table)})
 
     def at(self, producer: str, step: int, served: int) -> LeagueStep:
-        """The league of a producer's step, from its file; the first call for a step writes the file.
-
-        Raises:
-            DataError: the file is damaged.
-        """
+        """The league of a producer's step, from its file; the first call for a step writes it. A damaged file is a DataError."""
         league = read_league(self._paths, producer, step)
         if league is None:
             before = step if producer == LOCAL_PRODUCER else served + 1

@@ -40,11 +40,7 @@ class RolloutSettings(Settings):
 
     @property
     def horizons(self) -> tuple[tuple[int, int], ...]:
-        """(first step, game years) of each entry of `horizon_schedule`.
-
-        Raises:
-            ValueError: it is not a list of step:years.
-        """
+        """(first step, game years) of each entry of `horizon_schedule`; raises a ValueError if it cannot be read."""
         entries = [entry.partition(":") for entry in self.horizon_schedule.split(",") if entry.strip()]
         return tuple((int(step), int(years)) for step, _, years in entries)
 

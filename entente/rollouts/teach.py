@@ -52,11 +52,7 @@ def visited_positions(resources: RolloutResources, name: str, first_group: int, 
 
 
 async def visit(resources: RolloutResources, number: int, first_group: int) -> int:
-    """Play the round's start groups from `first_group` on, one fork each, and publish their shard.
-
-    Returns:
-        decisions that can be labelled.
-    """
+    """Play and publish the round's start groups from `first_group` on, one fork each; returns the decisions to label."""
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     name = visitor(number)
     positions = visited_positions(resources, name, first_group, VISITED_GROUPS)
@@ -68,11 +64,7 @@ async def visit(resources: RolloutResources, number: int, first_group: int) -> i
 async def label(
     resources: RolloutResources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
-    """Label the first `count` decisions of a shard of visits and publish their distillation targets, unless that is done.
-
-    Returns:
-        distillation targets of the file.
-    """
+    """Publish the distillation targets of the first `count` decisions of a shard, unless done; returns their number."""
     final = distil_target_path(resources.paths, round_name(number), first_group)
     if final.exists():
         try:
@@ -85,7 +77,7 @@ async def label(
     asked = [asyncio.ensure_future(_distil_target(resources, teachers, improve, row, digest)) for row in visits]
     try:
         made = await asyncio.gather(*asked)
-    finally:  # a retry draws under the same names, so nothing of this attempt may be left
+    finally:  # a retry samples with the same request names, so none of this attempt may remain
         for each in asked:
             each.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
