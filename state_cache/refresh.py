@@ -73,7 +73,6 @@ def _after_adjustments(settings: CacheSettings, winter: Snapshot) -> Snapshot:
 
 
 def _select_fitting(settings: CacheSettings, present: Sequence[Snapshot], reached: Sequence[Snapshot]) -> list[Snapshot]:
-    """Reached positions in the right years and phases, one per board, without boards that the cache already has."""
     known_boards = {board_key(snapshot) for snapshot in present}
     fitting = []
     for snapshot in reached:

@@ -267,7 +267,6 @@ class _Campaign:
 
 
 def _retreats(legal: LegalOrders, view: _View) -> list[str]:
-    """Each unit goes to the best place that no earlier unit goes to; two units in one place would both be lost."""
     orders: list[str] = []
     taken: set[str] = set()
     for options in legal.options:

@@ -211,7 +211,6 @@ class _Battle:
         return self._strength(goal) if goal not in self._goals or self._is_head_on(place, goal) else (1, 1)
 
     def _prevents(self, rival: str, goal: str) -> _Range:
-        """The strength with which the mover in `rival` keeps others out of `goal`."""
         arrives = self._arrives(rival)
         # Whoever loses a head-on battle has no effect on the province that the winner came from.
         beaten = self._is_head_on(rival, goal) and self._known(goal)

@@ -17,7 +17,6 @@ class PackageGame(Game):
     __slots__ = ()
 
     def take_orders(self, power: str, orders: list[str]) -> int:
-        """Set the orders of `power` through the engine's parser; returns the number of refused orders."""
         refused = len(self.error)
         self.set_orders(power, orders)
         return len(self.error) - refused
@@ -32,8 +31,6 @@ class PackageGame(Game):
 
 
 class PlainGame(PackageGame, RuledGame):
-    """The same by the published rules."""
-
     __slots__ = ()
 
 
@@ -45,11 +42,7 @@ def new_plain_game(kind: type[_Kind], rules: list[str] | None = None) -> _Kind:
 
 
 def thaw_plain(position: dict[str, Any], kind: type[_Kind]) -> _Kind:
-    """A game that continues from a frozen position.
-
-    Raises:
-        ValueError: it is on another map, or has other powers.
-    """
+    """A game that continues from a frozen position; raises a ValueError if it is on another map or has other powers."""
     check_map(position)
     game = new_plain_game(kind, position["rules"])
     frozen = {power["name"]: power for power in position["powers"]}

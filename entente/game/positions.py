@@ -213,7 +213,6 @@ def _check_retreats(retreats: Sequence[Sequence[tuple[str, _Texts]]], phase: str
 
 
 def _possible(unit: str, places: _Texts, occupied: Collection[str]) -> list[str]:
-    """The places that the map and the other units leave open to a dislodged unit."""
     reach = set(_reach(unit))
     return [place for place in places if place in reach and place[:3] not in occupied and _is_unit(f"{unit[0]} {place}")]
 

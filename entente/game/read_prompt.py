@@ -35,11 +35,7 @@ class _Parts:
 
 
 def read_prompt(text: str) -> tuple[str, Board]:
-    """The power that orders, and the board.
-
-    Raises:
-        InputError: it is no such prompt, or its board is impossible.
-    """
+    """The power that orders, and the board; raises an InputError if the text is no prompt or its board is impossible."""
     lines = [line.strip() for line in text.strip().splitlines()]
     if OVER in lines:
         raise InputError("the game is over: nobody has orders to give")

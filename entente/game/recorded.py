@@ -33,8 +33,6 @@ class RefusedGameError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTurn:
-    """A phase of a game that another program adjudicated."""
-
     phase: str
     orders: _OrderSets
     """The whole order set of each power that had orders to give."""
@@ -86,11 +84,7 @@ def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> lis
 
 
 def board_of_game(game: Any) -> Board:
-    """The last position of a game as `diplomacy.utils.export.to_saved_game_format` saves it, with its last orders.
-
-    Raises:
-        InputError: it is no such game, is on another map or under other rules, is over, or contradicts itself.
-    """
+    """The last position of a saved game, with its last orders; raises an InputError if it cannot be played on from there."""
     phases = game.get("phases") if isinstance(game, Mapping) else None
     if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
         raise InputError("the game is not in the diplomacy package's format: it lacks phases")
@@ -250,7 +244,6 @@ def _as_listed(order: str, board: Board, legal: LegalOrders) -> str | None:
 
 
 def _spelled(order: str, legal: LegalOrders) -> str | None:
-    """The order, with a convoy named where it needs one, and without a coast where `LegalOrders` has none."""
     without_coast = order.rpartition("/")[0]
     spellings = (order, without_coast, f"{order} VIA", f"{without_coast} VIA")
     return next((each for each in spellings if any(each in options for options in legal.options)), None)

@@ -189,7 +189,6 @@ def _meets(cell: Cell, frame: Frame) -> bool:
 
 
 def _ground(board: Board, visible: list[Cell], size: float) -> list[str]:
-    """Provinces in their owners' colours; thin lines between them, thicker along coasts."""
     owners = {place: power for power, places in board.influence().items() for place in places}
     grounds: dict[tuple[str, str], list[str]] = {}
     for cell in visible:
@@ -252,7 +251,6 @@ def _names(board: Board, visible: list[Cell], size: float, frame: Frame) -> list
 
 
 def _units(board: Board, size: float) -> list[str]:
-    """Armies as discs and fleets as hulls, with their letter; a dislodged unit is drawn beside the unit that dislodged it."""
     drawn = []
     for power in POWERS:
         for unit in board.units()[power]:
@@ -296,7 +294,6 @@ def _order(order: str, colour: str, certainty: float, size: float) -> list[str]:
 
 
 def _arrow(start: Point, end: Point, colour: str, thick: float, size: float) -> list[str]:
-    """An arrow from the rim of the unit to the destination, with a white edge."""
     dx, dy, length = _direction(start, end)
     head = size * 0.55 + thick * 1.2
     tail = (start[0] + dx * size * 0.8, start[1] + dy * size * 0.8)

@@ -172,7 +172,6 @@ def _territorial_moves(legal: LegalOrders, rng: random.Random, wanted: frozenset
 
 
 def _order_some(legal: LegalOrders, size: int, rng: random.Random) -> list[str]:
-    """Random orders for `size` random sites, in the order of the sites; the remaining builds are waived."""
     chosen = sorted(rng.sample(range(len(legal.sites)), size))
     return [rng.choice(legal.options[site]) for site in chosen] + [WAIVE] * (legal.picks - size)
 

@@ -78,8 +78,6 @@ class JoinedGame:
 
 
 class ServerClient:
-    """An open connection; see `connect`."""
-
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
         self.address = address
         self._socket = socket
@@ -89,7 +87,6 @@ class ServerClient:
         return (await self._ask(requests.SignIn(username=account, password=password), responses.DataToken)).data
 
     async def games(self, token: str, ids: Sequence[str] | None = None) -> list[ServerGame]:
-        """All games, or those of `ids` that exist."""
         request = requests.ListGames(token=token) if ids is None else requests.GetGamesInfo(token=token, games=list(ids))
         return [_listed(info) for info in (await self._ask(request, responses.DataGames)).data]
 

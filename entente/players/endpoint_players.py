@@ -92,8 +92,6 @@ class AnswerFile:
 
 
 class OutsideDecider:
-    """One endpoint's seat; see `entente.players.policy.Decider`."""
-
     def __init__(self, name: str, players: "OutsidePlayers") -> None:
         self.name, self._players = name, players
         self._counts: dict[str, AnswerCounts] = {}

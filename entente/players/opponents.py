@@ -25,11 +25,7 @@ OpponentTable = tuple[tuple[str, float], ...]
 
 
 def read_table(text: str) -> OpponentTable:
-    """The table that `text` describes; names with weight 0 are left out.
-
-    Raises:
-        ValueError: it names nobody, a weight is no number of at least 0, or all weights are 0.
-    """
+    """The table that `text` describes, without weights of 0; raises a ValueError for an empty table or a wrong weight."""
     table: list[tuple[str, float]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, star, weight = (piece.strip() for piece in part.partition("*"))

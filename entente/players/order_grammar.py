@@ -145,7 +145,6 @@ def _legal_reading(order: str) -> _Reading:
 
 
 def _places_agree(written: str, legal: str) -> bool:
-    """True for the same place, also if only one of them names a coast."""
     return written == legal or (written[:3] == legal[:3] and min(len(written), len(legal)) == 3)
 
 

@@ -175,7 +175,6 @@ def _fields(match: re.Match[str]) -> str:
 
 
 def _row(table: Mapping[str, Any]) -> str:
-    """The values of a description, unit first; empty for unknown keys."""
     roles = {key.lower().replace("_", "").replace(" ", ""): value for key, value in table.items()}
     ranks = {role: _ROLES[role] for role in roles if role in _ROLES}
     if len(ranks) < 2 or any(isinstance(value, list) for value in roles.values()):

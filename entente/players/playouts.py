@@ -75,7 +75,6 @@ def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, ye
 
 
 def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
-    """The player of each power in the playout `name`, chosen at random among `players`."""
     lot = dice(name, "seats")
     return {power: lot.choice(players) for power in POWERS}
 
@@ -86,6 +85,5 @@ def value_of(power_scores: PowerScores, power: str, settings: SearchSettings) ->
 
 
 def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Container[str] = ()) -> dict[str, Sequence[str]]:
-    """Orders of all powers but `skip`, seeded as in a fork."""
     phase, legal = board.phase, board.legal_orders()
     return {power: seats[power](legal[power], dice(name, phase, power), board) for power in legal if power not in skip}

@@ -156,7 +156,6 @@ class SearchDecider:
         return (await self.look(request))[0].orders
 
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
-        """The result of a decision's search, and the proposals as `propose` returns them."""
         proposals = await propose(request, self._policy, self._settings)
         question = request.power, list(proposals), self._settings, luck_of(request)
         if self._processes is None:

@@ -23,8 +23,6 @@ DEFAULT_SEARCH = SearchSettings()
 
 
 class SharedSearch:
-    """A searching player, shared by all forks of one task."""
-
     def __init__(self, decider: SearchDecider, turns: asyncio.Semaphore) -> None:
         self._decider, self._turns = decider, turns
         self._asked: dict[tuple[str, str, str], asyncio.Task[Sequence[str]]] = {}

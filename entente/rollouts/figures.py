@@ -16,11 +16,7 @@ Figures = Mapping[str, float]
 
 
 def rollout_figures(covered: Coverage, count: int, thinking: Thinking | None = None) -> Figures:
-    """The figures of `count` start groups, from their published shards.
-
-    Args:
-        thinking: how their completions begin with a thought; None: thoughts are not counted.
-    """
+    """The figures of `count` start groups, from their published shards; `thinking` None: thoughts are not counted."""
     columns = [
         "start_group", "fork", "status", "orders_rejected", "engine_ms", "prompt_len", "cached_tokens", "legal_offsets",
         "queue_ms", "prefill_ms", "decode_ms", *(["legal_ids"] if thinking else []),

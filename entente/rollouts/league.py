@@ -36,8 +36,6 @@ Tally = Mapping[int, tuple[float, int]]
 
 
 class League:
-    """The league of a run, in one process. Its methods read and write files."""
-
     def __init__(self, paths: RunPaths, start_groups: int) -> None:
         self._paths, self._start_groups = paths, start_groups
         self._counted: dict[Path, Tally] = {}

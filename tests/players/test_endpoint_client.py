@@ -105,7 +105,7 @@ def test_a_request_that_fails_with_all_retries_has_no_answer_and_a_reason_and_th
 
 
 def test_an_endpoint_that_never_answered_is_lost_at_once():
-    with EndpointServer(a_page) as server, pytest.raises(EngineLostError, match=r"in 3 tries: its response is not a chat") as lost:
+    with EndpointServer(a_page) as server, pytest.raises(EngineLostError, match=r"in 3 tries: its response is not") as lost:
         asked(server.player)
     assert str(lost.value).isprintable(), "what it sent cannot move a cursor"
 
