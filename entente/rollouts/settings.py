@@ -31,8 +31,9 @@ class RolloutSettings(Settings):
     policy_powers: Literal["one", "all"] = "one"
     """'one': the policy plays one power of each group; 'all': it plays all seven."""
     opponents: str = "random"
-    """Players of the other powers, sampled by weight: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted player or
-    'v0', the policy at the run's start, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past versions."""
+    """Players of the other powers, sampled by weight: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted
+    player or 'v0', the policy at the run's start, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past
+    versions."""
     opponents_by: Literal["group", "seat"] = "group"
     """Sample one opponent for the six other seats of a start group, or one for each seat."""
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
