@@ -58,7 +58,7 @@ def find_cache(root: Path, settings: CacheSettings) -> Path | None:
 
 
 def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]) -> Path:
-    """Publish a version unless it is published; its folder. A DataError if a folder without manifest is in the way."""
+    """Publish a version, unless it exists, and return its folder; a DataError if a folder without manifest is in the way."""
     final = root / version_name(settings)
     if find_cache(root, settings) is not None:
         return final

@@ -212,7 +212,7 @@ class _Battle:
 
     def _prevents(self, rival: str, goal: str) -> _Range:
         arrives = self._arrives(rival)
-        # Whoever loses a head-on battle has no effect on the province that the winner came from.
+        # The loser of a head-on battle has no effect on the province that the winner came from.
         beaten = self._is_head_on(rival, goal) and self._known(goal)
         if arrives is False or beaten:
             return 0, 0

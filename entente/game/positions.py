@@ -170,7 +170,7 @@ def _board(
     """See `board_of`; all parts are per power of POWERS."""
     named = _PHASE.fullmatch(phase)
     if phase == OVER:
-        raise InputError("the game is over: nobody has orders to give")
+        raise InputError("the game is over: no power has orders to give")
     if named is None or int(named[2] or named[5]) not in _YEARS:
         raise InputError(f"there is no phase {phase!r}: phases are named as 'S1901M', 'F1901R' or 'W1901A'")
     season, year, kind = (part for part in named.groups() if part is not None)

@@ -54,9 +54,9 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
 DEFAULT_PROMPTS = PromptSettings()
 
 FREE = "FREE"
-"""Stands before supply centres without an owner."""
+"""First word of the line of supply centres without an owner."""
 LAST = "LAST"
-"""Stands before a power and its orders of the last movement phase."""
+"""First word of the line of a power's orders of the last movement phase."""
 BETWEEN_LAST_ORDERS = ", "
 ANSWER_CUE = "ORDERS:\n"
 """The text before the orders. It ends with a line break, so every order of the answer follows a line break."""

@@ -38,7 +38,7 @@ def read_prompt(text: str) -> tuple[str, Board]:
     """The power that orders, and the board; raises an InputError if the text is no prompt or its board is impossible."""
     lines = [line.strip() for line in text.strip().splitlines()]
     if OVER in lines:
-        raise InputError("the game is over: nobody has orders to give")
+        raise InputError("the game is over: no power has orders to give")
     first = next((number for number, line in enumerate(lines) if _PHASE.fullmatch(line)), None)
     if first is None:
         raise InputError("the message has no position: no line names a phase, such as 'SPRING 1901 MOVEMENT'")

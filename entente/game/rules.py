@@ -127,12 +127,12 @@ def _distances(centres: frozenset[str]) -> dict[str, int]:
 
 @cache
 def _neighbours() -> dict[str, set[str]]:
-    """The provinces beside each province that any unit can enter."""
+    """Province -> adjacent provinces that any unit can enter."""
     map_ = Map(MAP)
-    beside: dict[str, set[str]] = defaultdict(set)
+    adjacent: dict[str, set[str]] = defaultdict(set)
     for location, near in map_.loc_abut.items():
-        beside[location[:3].upper()] |= {place[:3].upper() for place in near if map_.area_type(place) != "SHUT"}
-    return beside
+        adjacent[location[:3].upper()] |= {place[:3].upper() for place in near if map_.area_type(place) != "SHUT"}
+    return adjacent
 
 
 @cache

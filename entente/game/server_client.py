@@ -53,7 +53,7 @@ class ServerGame:
     status: str
     """forming | active | paused | completed | canceled."""
     players: int
-    """Powers that somebody controls."""
+    """Powers with a player."""
     seats: int
     """Powers that players must control before the game begins."""
     deadline_s: int
@@ -72,7 +72,7 @@ class JoinedGame:
     state: dict[str, Any]
     """The position, as of `diplomacy.Game.get_state`."""
     controllers: dict[str, str]
-    """Account by power; 'dummy' where nobody controls it."""
+    """Account by power; 'dummy' for a power without a player."""
     phases: list[dict[str, Any]] = field(default_factory=list)
     """The phases before it: name, state and orders, as a saved game has them."""
 
@@ -91,7 +91,7 @@ class ServerClient:
         return [_listed(info) for info in (await self._ask(request, responses.DataGames)).data]
 
     async def free_powers(self, token: str, game: str) -> list[str]:
-        """Powers that nobody controls and that are not eliminated, sorted."""
+        """Powers without a player that are not eliminated, sorted."""
         return sorted((await self._ask(requests.GetPlayablePowers(token=token, game_id=game), responses.DataPowerNames)).data)
 
     async def join(self, token: str, game: str, power: str | None, password: str | None) -> JoinedGame:

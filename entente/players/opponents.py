@@ -1,6 +1,6 @@
 """The table of opponents, and the random choice of players from it.
 
-A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 if none is given. A name is a scripted
+A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 by default. A name is a scripted
 player, a published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run.
 `entente/rollouts/league.py` replaces `league` by versions with weights before a start group is played. Scripted players and
 versions may search (`dumbbot+search`); `entente/players/shared_search.py` makes them.
@@ -16,7 +16,7 @@ from entente.players.seeds import dice
 POLICY = "policy"
 """Seat of a power that the trained policy plays; its decisions are recorded. Other seats name a decider or a scripted player."""
 LEAGUE = "league"
-"""Stands for the members of the run's league."""
+"""Name that stands for all members of the run's league."""
 _VERSION = re.compile(r"v(\d+)")
 _ENDPOINT = "openai:"
 

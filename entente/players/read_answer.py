@@ -46,7 +46,7 @@ class AnswerCounts:
         return (
             f"asked for {self.answers} decisions, of which {self.unanswered} had no answer and {self.unparsable} an answer "
             f"without an order; {self.missing} of {self.orders} orders were missing ({self.missing / max(1, self.orders):.1%}), "
-            f"and {self.illegal} that were given were illegal"
+            f"and the answers had {self.illegal} illegal orders"
         )
 
 
