@@ -53,7 +53,7 @@ def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(stor
     root = stored_run.root.parent
     settings = entente.run("before", runs_root=root).settings
     with connect(stored_run.root, settings.storage) as asked:
-        for view in ("decisions", "batches", "phases", "standings"):
+        for view in ("decisions", "batches", "phases", "group_eligibility"):
             rows = getattr(entente.run("before", runs_root=root), view)
             wanted = asked.sql(f"FROM {view} ORDER BY ALL").fetchall()
             assert wanted and rows.order("ALL").fetchall() == wanted

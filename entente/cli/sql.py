@@ -52,7 +52,7 @@ def sql(
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which
     groups the next step could train on), candidates (its start groups), thoughts (what the model wrote before its orders),
-    metrics (step, name, value), devices (its GPUs), distillation targets (what a teacher answered), refused.
+    metrics (step, name, value), devices (its GPUs), distil_targets (what a teacher answered), refused.
 
     Examples
 

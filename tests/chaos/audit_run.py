@@ -82,7 +82,8 @@ def audit(paths: RunPaths, steps: int, max_lag: int = 0) -> None:
             create temp table standing as
             with valued as (
                 select *, sum(centres_gained) over (
-                    partition by shard, start_group, fork, power order by phase rows between current row and unbounded following
+                    partition by shard, start_group, fork, power
+                    order by phase_index rows between current row and unbounded following
                 ) as outcome
                 from played
             )

@@ -12,7 +12,7 @@ from storage.runs import RunPaths
 from tests.thought_rows import LOGPROB, add_thoughts
 
 DECISION = 5422589164285029454
-ORDERS = {"F BLA C A CON - RUM": "2.2%", "A LVN S F PRU": "9.4%", "A MOS - STP": "7.5%", "F PRU - BER": "18.6%"}
+ORDERS = {"F ARM - ANK": "19.6%", "F LVN - BAL": "17.8%", "A SEV - MOS": "17.0%", "A WAR S F LVN": "6.9%"}
 """Of this decision in the stored run, with their probabilities."""
 WICKED = "\x1b[2J<script>alert(1)</script>\nA PAR H\n\u202eétage"
 """It moves a terminal's cursor, runs in a page, has lines as orders have, and turns letters around."""
@@ -54,7 +54,7 @@ def test_a_thought_cannot_act_on_the_terminal(thinking):
     [
         pytest.param(
             "select count(*), count(distinct text), count(*) filter (by_force), sum(logprob) / sum(tokens) from thoughts",
-            [38, 2, 19, LOGPROB],
+            [32, 2, 16, LOGPROB],
             id="thoughts",
         ),
         pytest.param(
@@ -63,7 +63,7 @@ def test_a_thought_cannot_act_on_the_terminal(thinking):
             [WICKED, True, True],
             id="one",
         ),
-        pytest.param("select min(legal_tokens), max(legal_tokens) from tokens where thought", [479, 479], id="legal tokens"),
+        pytest.param("select min(legal_tokens), max(legal_tokens) from tokens where thought", [553, 553], id="legal tokens"),
     ],
 )  # fmt: skip
 def test_sql_has_thoughts_and_counts_their_legal_tokens(thinking, question: str, answer: list[Any]):
@@ -72,7 +72,7 @@ def test_sql_has_thoughts_and_counts_their_legal_tokens(thinking, question: str,
 
 
 def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, stored_run: RunPaths):
-    thinking("replay", "0/1", thoughts=[(WICKED, True), ("", False), ("Hold.", False)])
+    thinking("replay", "0/1", thoughts=[(WICKED, True), ("", False)])
     page = (stored_run.root / "replay-0-1.html").read_text()
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
@@ -81,9 +81,9 @@ def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, sto
     assert "ended by force" in found["\\x1b[2J<script>alert(1)</script>\nA PAR H\n\\u202eétage"]
     assert found[""] == f"thought of 1 token, ended by itself, log-probability {LOGPROB:.2f}"
     (one,) = [decision for decision in decisions if decision["decision_id"] == str(DECISION)]
-    assert math.exp(one["logprob"]) == pytest.approx(0.022 * 0.094 * 0.075 * 0.186, rel=0.03), "of the orders, given the thought"
+    assert math.exp(one["logprob"]) == pytest.approx(0.196 * 0.178 * 0.170 * 0.069, rel=0.03), "of the orders, given the thought"
     odds = [order[2] for order in data["phases"][1]["orders"]["5"]]
-    assert odds == pytest.approx([0.022, 0.094, 0.075, 0.186], rel=0.03)
+    assert odds == pytest.approx([0.196, 0.178, 0.170, 0.069], rel=0.03)
 
 
 def test_the_report_shows_the_thoughts_of_scored_openings(thinking, stored_run: RunPaths):
@@ -95,6 +95,6 @@ def test_the_report_shows_the_thoughts_of_scored_openings(thinking, stored_run: 
         file.write_text(json.dumps(record))
     thinking("report", thoughts=[("Hold.", False)])
     page = (stored_run.root / "report.html").read_text()
-    assert page.count("thought of 9 tokens, ended by force, log-probability -12.35") == 4
-    assert page.count("base: \\x1b[2J&lt;script&gt;alert(1)&lt;/script&gt;\nA PAR H\n\\u202eétage</blockquote>") == 2
+    assert page.count("thought of 9 tokens, ended by force, log-probability -12.35") == 6
+    assert page.count("base: \\x1b[2J&lt;script&gt;alert(1)&lt;/script&gt;\nA PAR H\n\\u202eétage</blockquote>") == 3
     assert "<script>" not in page and "given the orders above it and the thought" in page

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 from entente.decoding.codec import Codec
 from entente.game.board import Board
@@ -20,6 +19,7 @@ from entente.players.policy import Tokens
 from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineError, EngineLostError
 from tests.instant_engine import UniformEngine
+from tests.live_games.api_here import MODEL, PUBLISHED, ApiHere
 from tests.waiting import wait_until
 
 openai = pytest.importorskip("openai")

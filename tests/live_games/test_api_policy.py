@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.play.api_here import MODEL, PUBLISHED, ApiHere
 
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import recipe_prompts
@@ -17,6 +16,7 @@ from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, po
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.players.policy import Tokens
+from tests.live_games.api_here import MODEL, PUBLISHED, ApiHere
 
 pytest.importorskip("openai")
 FORM = PromptSettings(own_line="in_place")

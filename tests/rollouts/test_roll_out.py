@@ -11,7 +11,7 @@ import pytest
 
 from entente.game.adjudicator import Adjudicator
 from entente.game.board import POWERS, Board
-from entente.game.scores import components, compute_standing
+from entente.game.scores import components, compute_power_scores
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer
@@ -57,8 +57,8 @@ def test_components_over_one_power_of_one_fork_add_up_to_final_minus_start(unifo
         told = forks[group, fork][first[group, fork, power] :]
         board = Board.restore(_as_snapshot(told[-1], positions[group - 10]))
         board.step(json.loads(told[-1].orders))
-        start = compute_standing(Board.restore(_as_snapshot(told[0], positions[group - 10])))
-        expected = components(start, compute_standing(board), power) | _counted(told, power)
+        start = compute_power_scores(Board.restore(_as_snapshot(told[0], positions[group - 10])))
+        expected = components(start, compute_power_scores(board), power) | _counted(told, power)
         totals += Counter({name: total for name, total in expected.items() if name in COUNTS})
         np.testing.assert_allclose(total, [expected[name] for name in COMPONENTS], atol=1e-6)
     assert len(sums) > 1000 and any(total[0] != 0 for total in sums.values())

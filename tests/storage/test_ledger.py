@@ -11,7 +11,7 @@ from storage.index import Index, open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.retention import retention_facts
 from storage.runs import RunPaths
-from storage.update_log import Outcome, read_update_log, update_log_path, write_update_log
+from storage.update_log import UpdateLog, read_update_log, update_log_path, write_update_log
 from tests.damage import flip
 
 
@@ -66,15 +66,15 @@ def test_a_damaged_record_is_an_error_and_never_an_unused_row(paths: RunPaths, c
             index.refresh()
 
 
-def test_a_ledger_or_an_outcome_under_another_name_is_refused(paths: RunPaths, chosen: pa.Table) -> None:
+def test_a_ledger_or_an_update_log_under_another_name_is_refused(paths: RunPaths, chosen: pa.Table) -> None:
     write_ledger(paths, 40, chosen, {})
     shutil.copyfile(ledger_path(paths, 40), ledger_path(paths, 41))
     for read in (lambda: read_ledger(paths, 41), Index(paths).refresh, lambda: retention_facts(paths, ())):
         with pytest.raises(DataError, match=r"step-000041.arrow records step 40, which"):
             read()
-    outcome = Outcome(updates=[], device="cpu", threads=1, torch="2")
-    write_update_log(paths, 40, outcome)
-    assert read_update_log(paths, 40) == outcome
+    log = UpdateLog(updates=[], device="cpu", threads=1, torch="2")
+    write_update_log(paths, 40, log)
+    assert read_update_log(paths, 40) == log
     shutil.copyfile(update_log_path(paths, 40), update_log_path(paths, 41))
-    with pytest.raises(DataError, match="is the outcome of step 40: it"):
+    with pytest.raises(DataError, match="is the log of step 40: it"):
         read_update_log(paths, 41)

@@ -128,7 +128,7 @@ def test_distil_targets_are_asked_with_the_teacher_s_choice_and_the_student_s(pa
     damaged = distil_target_path(paths, "round-0001", 8)
     damaged.write_bytes(damaged.read_bytes()[:-50])
     with connect(paths.root) as run:
-        chosen = ask(run, "select first_orders, best_orders, visits from distillation targets order by decision_id").to_pylist()
+        chosen = ask(run, "select first_orders, best_orders, visits from distil_targets order by decision_id").to_pylist()
         assert [tuple(row.values()) for row in chosen] == [
             ("A PAR H", "A PAR H", [6, 6, 1]), ("A PAR H", "A PAR - BUR", [6, 6, 1]),
         ]  # fmt: skip

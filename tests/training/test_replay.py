@@ -211,7 +211,7 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
             2, lambda p: ledger_path(p, 2).unlink(), "the ledger of step 2 is missing from '{root}/ledger'", id="ledger"
         ),
         pytest.param(3, lambda p: update_log_path(p, 3).unlink(), "step 3 of run 'copy' is not done yet", id="at work"),
-        pytest.param(2, lambda p: update_log_path(p, 2).unlink(), "step 2 of run 'copy' has no update_log", id="update_log"),
+        pytest.param(2, lambda p: update_log_path(p, 2).unlink(), "step 2 of run 'copy' has no update log", id="update_log"),
         pytest.param(
             1,
             lambda p: (p.shards / "local" / "000000.arrow").unlink(),
@@ -244,5 +244,5 @@ def test_a_damaged_shard_is_named_where_it_lies(paths, again):
 
 def test_an_update_log_that_was_altered_beyond_reading_is_an_error(paths, again):
     update_log_path(paths, 1).write_text("{}")
-    with pytest.raises(DataError, match="is not the update_log of a step"):
+    with pytest.raises(DataError, match="is not the log of a step"):
         again(paths, 1)
