@@ -72,7 +72,7 @@ def test_sql_has_thoughts_and_counts_their_legal_tokens(thinking, question: str,
 
 
 def test_the_replay_page_has_the_thought_as_data_and_not_as_markup(thinking, stored_run: RunPaths):
-    thinking("replay", "0/1", thoughts=[(WICKED, True), ("", False)])
+    thinking("replay", "0/1", thoughts=[("Hold.", False), (WICKED, True), ("", False)])
     page = (stored_run.root / "replay-0-1.html").read_text()
     assert "<script>alert" not in page and "\x1b" not in page and "\u202e" not in page
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
