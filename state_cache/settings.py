@@ -25,7 +25,7 @@ class CacheSettings(Settings):
     last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
     """Latest game year of a position."""
     players: Annotated[tuple[str, ...], Field(min_length=1)] = ("random", "mover")
-    """Scripted players, drawn anew for each power of each source game."""
+    """Scripted players, sampled anew for each power of each source game."""
     seed: Seed = 0
     """Seed of the source games."""
     phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")

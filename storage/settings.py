@@ -52,7 +52,7 @@ class StorageSettings(Settings):
     max_uses: Annotated[int, Field(ge=1)] = 1
     """Steps that may train on one advantage group."""
     selection: Annotated[str, BeforeValidator(query_text)] = ""
-    """SQL of yours that chooses the start groups of a step: a .sql file, which is run without limits; empty: the draw."""
+    """SQL of yours that chooses the start groups of a step: a .sql file, which is run without limits; empty: they are sampled."""
 
     @field_validator("blend", mode="before")
     @classmethod

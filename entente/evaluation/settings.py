@@ -40,9 +40,9 @@ class PlaySettings(Settings):
     """How a policy version plays while it is measured."""
 
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
-    """Softmax temperature of the draws; below 1 the likelier orders are drawn more often than the policy says."""
+    """Sampling temperature; below 1 the likelier orders are sampled more often than the policy says."""
     pick: Literal["draw", "search"] = "draw"
-    """How a version chooses: it plays what it draws, or the best of the search of `search`."""
+    """How a version chooses: it plays what it samples, or the best of the search of `search`."""
     search: SearchSettings = SearchSettings()
     """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
 
@@ -90,7 +90,7 @@ class MatchSettings(PlaySettings):
     at_once: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time."""
     seed: Seed = MATCH_SEED
-    """Seed of starts, draws and dice: games of two seeds are independent."""
+    """Seed of starts and of all random numbers: games of two seeds are independent."""
     outside: OutsideSettings = OutsideSettings()
     """How players that are endpoints are asked."""
 

@@ -11,7 +11,7 @@ KEY_VARIABLE = "ENTENTE_KEY"
 
 
 class InferenceSettings(Settings):
-    """The model that plays and the engine, or servers, that draw its decisions."""
+    """The model that plays and the engine, or servers, that sample its decisions."""
 
     model: str = "tiny"
     """'tiny' (made on the spot), a local folder, or a hub id such as 'Qwen/Qwen2.5-7B-Instruct'."""

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from entente.telemetry.setting_marks import Settings
 
 MOST_PROPOSALS = 256
-"""Most order sets that the searching player draws for one decision."""
+"""Most order sets that the searching player samples for one decision."""
 
 
 def _split(names: object) -> object:
@@ -27,7 +27,7 @@ class SearchSettings(Settings):
     """The search of one decision."""
 
     proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 1
-    """Order sets that the searching player draws: a policy version, or a scripted player such as the one of 'dumbbot+search'."""
+    """Order sets that the searching player samples: a policy version, or a scripted player as in 'dumbbot+search'."""
     scripted: Names = ("dumbbot", "dumbbot", "dumbbot")
     """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 40
@@ -37,7 +37,7 @@ class SearchSettings(Settings):
     """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)
     """Who plays all seats in a playout: what the search assumes about everybody. Of several scripted players
-    each seat draws one by a seeded lot."""
+    each seat samples one, by a seed."""
     value: Literal["centres", "squares"] = "centres"
     """What counts at the end of a playout: the power's supply centres, or its share of squared centres."""
 

@@ -20,7 +20,7 @@ class RolloutSettings(Settings):
     start_groups: Annotated[int, Field(ge=1, le=4096)] = 16
     """Start groups per training step."""
     sampling: Sampling = "uniform"
-    """How positions are drawn: 'uniform'; 'stratified' by year, phase and balance of power; 'large', uniform, but with more of
+    """How positions are sampled: 'uniform'; 'stratified' by year, phase and balance of power; 'large', uniform, but with more of
     the powers that have many units."""
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""

@@ -53,7 +53,7 @@ class RunSettings(Settings):
     runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
     """Folder of all runs, state caches and made models; it may be a shared one."""
     seed: Seed = 0
-    """Seed of start positions, draws, scripted players and adapter weights."""
+    """Seed of start positions, sampling, scripted players and adapter weights."""
     steps: Annotated[int, MAY_CHANGE, Field(ge=1)] = 200
     """Training steps; each publishes one policy version."""
     inference: InferenceSettings = InferenceSettings()

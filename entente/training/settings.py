@@ -96,7 +96,7 @@ class TrainingSettings(Settings):
     """Policy loss: clipped, cispo, dppo, gspo, sequence_mean, or your own, module:attribute."""
     importance_cap: Annotated[float, Field(ge=0)] = 0.0
     """Above 0: ratios are taken against the policy at the start of the step, with importance weights of at most this; 0:
-    against the policy that drew the token."""
+    against the policy that sampled the token."""
     advantage_scale: Literal["none", "batch"] = "none"
     """Divisor of advantages: none, or their root mean square in the step."""
     entropy_weight: Annotated[float, Field(ge=0)] = 0.0

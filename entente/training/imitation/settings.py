@@ -19,7 +19,7 @@ class ImitationSettings(Settings):
     """Whose games are imitated, by which network, and how long."""
 
     teachers: Annotated[tuple[str, ...], Field(min_length=1)] = ("dumbbot",)
-    """Scripted players whose orders are imitated, drawn anew for each power of each game; a name given twice counts twice.
+    """Scripted players whose orders are imitated, sampled anew for each power of each game; a name given twice counts twice.
     'dumbbot+search' searches before it orders, which takes far longer."""
     recorded: tuple[Path, ...] = ()
     """Files of recorded games, JSON objects of the diplomacy package, to imitate instead of scripted players; odd games are
