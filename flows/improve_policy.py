@@ -47,7 +47,7 @@ from storage.retention import drop_old_adapters
 from storage.runs import RunPaths
 from tasks.artifacts import write_report_page
 from tasks.improve_policy import label_visits, visit_groups
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 from tasks.rollout_queue import StepRollouts
 from tasks.step_figures import StepClock
 from tasks.train_policy import check_mismatch, has_fresh_rows, quoted, roll_out_groups, train_step
@@ -98,7 +98,7 @@ async def improve_policy(run: str, runs_root: Path = Path("runs"), improve: Impr
 
 
 async def _improve_once(
-    resources: Resources,
+    resources: OpenRun,
     settings: RunSettings,
     improve: ImproveSettings,
     teachers: ProcessPool,
@@ -143,7 +143,7 @@ async def _improve_once(
     return newest
 
 
-async def _label_all(resources: Resources, improve: ImproveSettings, teachers: ProcessPool, number: int) -> int:
+async def _label_all(resources: OpenRun, improve: ImproveSettings, teachers: ProcessPool, number: int) -> int:
     first_group = taken = done = 0
     labelling: list[asyncio.Task[int]] = []
     at_once = asyncio.Semaphore(_LABELLED_AT_ONCE)
@@ -175,7 +175,7 @@ async def _label_all(resources: Resources, improve: ImproveSettings, teachers: P
 
 
 async def _learn(
-    resources: Resources,
+    resources: OpenRun,
     improve: ImproveSettings,
     log: MetricLog,
     point: dict[str, float],

@@ -50,8 +50,8 @@ from storage.ledger import restore_ledgers
 from storage.run_base import new_base, resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
 from tasks.dask_rollouts import check_scheduler, dask_cluster
+from tasks.open_objects import OpenRun
 from tasks.preparation import make_model
-from tasks.resources import Resources
 from tasks.rollout_queue import RolloutQueue, groups_per_task
 from tasks.train_policy import quoted, roll_out_groups, roll_out_on_dask
 
@@ -132,7 +132,7 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 
 @asynccontextmanager
-async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone: bool = False) -> AsyncIterator[Resources]:
+async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone: bool = False) -> AsyncIterator[OpenRun]:
     """Open the resources of a new run, or with `resume` of an existing one.
 
     Args:
@@ -205,7 +205,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             max_policy_lag=settings.storage.max_policy_lag,
         )
         await asyncio.to_thread(control.serve, resume_point.published)
-        resources = Resources(
+        resources = OpenRun(
             paths=paths,
             model=model,
             seed=settings.seed,
@@ -227,7 +227,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
 
 
 @asynccontextmanager
-async def open_queue(settings: RunSettings, resources: Resources) -> AsyncIterator[RolloutQueue]:
+async def open_queue(settings: RunSettings, resources: OpenRun) -> AsyncIterator[RolloutQueue]:
     async with AsyncExitStack() as stack:
         play = partial(roll_out_groups, quoted(resources))
         if settings.pipeline.task_runner == "dask":

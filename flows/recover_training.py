@@ -42,7 +42,7 @@ from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary
 from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide, was_cancelled
-from flows.work_record import WORK_FOLDER, Work, read_work
+from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
 from storage.files import file_lock
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
@@ -235,7 +235,7 @@ def _settings(ended: FlowRun) -> RunSettings | None:
     return settings
 
 
-def _facts(settings: RunSettings, work: Work | None, ended: FlowRun) -> Facts:
+def _facts(settings: RunSettings, work: FlowRunRecord | None, ended: FlowRun) -> Facts:
     paths, named = settings.paths, bool(settings.run)
     message = (ended.state and ended.state.message) or ""
     has_folder = named and paths.settings.exists()
@@ -272,7 +272,7 @@ def _error_name(message: str) -> str:
     return parts[1] if len(parts) == 3 and parts[1].isidentifier() else ""
 
 
-async def _wait_for_exit(work: Work | None) -> None:
+async def _wait_for_exit(work: FlowRunRecord | None) -> None:
     """Wait up to _ENDS_WITHIN_S for the process, which may still be closing its resources."""
     until = time.monotonic() + _ENDS_WITHIN_S
     while work is not None and work.process() == "alive" and time.monotonic() < until:

@@ -16,7 +16,7 @@ from entente.training.settings import TINY_TEACHER
 from storage.files import set_aside
 from storage.ledger import Totals
 from tasks.evaluation import evaluate_player
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 
 
 def run_summary(
@@ -49,13 +49,13 @@ def run_summary(
     }
 
 
-async def score_policy(resources: Resources, settings: RunSettings, label: str) -> dict[str, Score]:
+async def score_policy(resources: OpenRun, settings: RunSettings, label: str) -> dict[str, Score]:
     version = 0 if label == "base" else settings.steps
     labels = {label if place == 0 else f"{label}_vs_{name}": name for place, name in enumerate(settings.evaluation.opponents)}
     return {each: await _score(resources, settings, each, POLICY, opponents, version) for each, opponents in labels.items()}
 
 
-async def score_scripted(resources: Resources, settings: RunSettings) -> dict[str, Score]:
+async def score_scripted(resources: OpenRun, settings: RunSettings) -> dict[str, Score]:
     """Score two scripted players, by label; `teacher` is one that the model imitated."""
     opponents = settings.evaluation.opponents[0]
     players = {"random": "random", "teacher" if settings.inference.model == TINY else TINY_TEACHER: TINY_TEACHER}
@@ -68,7 +68,7 @@ def due(settings: RunSettings, version: int) -> bool:
     return bool(every) and version % every == 0 and version < settings.steps
 
 
-async def score_version(resources: Resources, settings: RunSettings, version: int) -> dict[str, float]:
+async def score_version(resources: OpenRun, settings: RunSettings, version: int) -> dict[str, float]:
     """Score the served version during training. Returns `score/track` metrics."""
     with resources.spans.span("evaluate"):
         score = await _score(resources, settings, track_label(version), POLICY, settings.evaluation.opponents[0], version)
@@ -78,7 +78,7 @@ async def score_version(resources: Resources, settings: RunSettings, version: in
     return figures
 
 
-async def _score(resources: Resources, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:
+async def _score(resources: OpenRun, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:
     known = _known(resources, label)
     asked = (player, opponents, version, settings.evaluation.question)
     if known is not None and (known.player, known.opponents, known.policy_version, known.settings.question) == asked:
@@ -99,7 +99,7 @@ async def _score(resources: Resources, settings: RunSettings, label: str, player
     return score
 
 
-def _known(resources: Resources, label: str) -> ScoreRecord | None:
+def _known(resources: OpenRun, label: str) -> ScoreRecord | None:
     try:
         return read_score(resources.paths, label)
     except DataError as error:

@@ -32,7 +32,7 @@ from storage.ledger import count_run
 from storage.retention import drop_old_adapters
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result, write_report_page
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 from tasks.step_figures import StepClock
 from tasks.train_policy import check_agreement, forget_finished_tasks, quoted, train_step
 
@@ -72,7 +72,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
     return summary
 
 
-async def _train_steps(resources: Resources, settings: RunSettings, log: MetricLog) -> float:
+async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog) -> float:
     """Roll out, train and publish, step by step. Returns the fraction of the time spent on orchestration."""
     first_step = resources.resume_point.step_done + 1
     page = RunPage(settings.run, settings.steps)
@@ -100,7 +100,7 @@ async def _train_steps(resources: Resources, settings: RunSettings, log: MetricL
     return clock.orchestration_share
 
 
-def open_log(resources: Resources, settings: RunSettings) -> MetricLog:
+def open_log(resources: OpenRun, settings: RunSettings) -> MetricLog:
     """Open the run's metrics, drop those after its newest step, and add those of that step if a kill prevented it."""
     resume_point, configuration = resources.resume_point, settings.model_dump(mode="json")
     log = MetricLog(

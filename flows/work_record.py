@@ -27,7 +27,7 @@ Process = Literal["alive", "stopped", "gone", "elsewhere"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class FlowRunRecord:
     flow_run: str
     """Id of its flow run."""
     run: str
@@ -54,7 +54,7 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
     """Record that this process works on the run for `flow_run`, and remove old records."""
     folder = paths.root.parent / WORK_FOLDER
     make_directory(folder)
-    mine = Work(
+    mine = FlowRunRecord(
         flow_run=flow_run,
         run=paths.root.name,
         machine=machine(),
@@ -67,10 +67,10 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
             entry.path.unlink(missing_ok=True)
 
 
-def read_work(runs_root: Path, flow_run: str) -> Work | None:
+def read_work(runs_root: Path, flow_run: str) -> FlowRunRecord | None:
     """The record of `flow_run`; None if it was killed before it wrote one."""
     try:
-        return Work(**json.loads((runs_root / WORK_FOLDER / f"{flow_run}.json").read_bytes()))
+        return FlowRunRecord(**json.loads((runs_root / WORK_FOLDER / f"{flow_run}.json").read_bytes()))
     except (FileNotFoundError, ValueError, TypeError):  # absent, or written by another release
         return None
 

@@ -10,7 +10,7 @@ from entente.rollouts.teach import label, visit
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.process_pool import ProcessPool
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 from tasks.train_policy import ROLLOUT_RETRIES
 
 
@@ -27,7 +27,7 @@ def may_pass(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
     retries=ROLLOUT_RETRIES,
     retry_delay_seconds=1,
 )
-async def visit_groups(resources: Resources, number: int, first_group: int) -> int:
+async def visit_groups(resources: OpenRun, number: int, first_group: int) -> int:
     with resources.spans.span("rollout"):
         return await visit(resources, number, first_group)
 
@@ -41,6 +41,6 @@ async def visit_groups(resources: Resources, number: int, first_group: int) -> i
     retry_condition_fn=may_pass,
 )
 async def label_visits(
-    resources: Resources, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
+    resources: OpenRun, teachers: ProcessPool, improve: ImproveSettings, number: int, first_group: int, count: int
 ) -> int:
     return await label(resources, teachers, improve, number, first_group, count)

@@ -27,7 +27,7 @@ from entente.telemetry.progress import reporter
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path
 from storage.shards import LOCAL_PRODUCER, Coverage, coverage
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class RolloutQueue:
 
     def __init__(
         self,
-        resources: Resources,
+        resources: OpenRun,
         play: Callable[[GroupRange], Awaitable[Figures]],
         *,
         depth: int,

@@ -9,14 +9,14 @@ from entente.rollouts.figures import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
 from entente.telemetry.metrics import METRICS
 from entente.training.process import TrainedStep
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 from tasks.rollout_queue import StepRollouts
 
 
 class StepClock:
     """Measures steps. Create it at the start of the first step; `end_step` ends a step and starts the next."""
 
-    def __init__(self, resources: Resources, stats: EngineStats) -> None:
+    def __init__(self, resources: OpenRun, stats: EngineStats) -> None:
         self._resources = resources
         self._step_began = time.monotonic()
         self._stats = stats

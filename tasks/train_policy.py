@@ -18,7 +18,7 @@ from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.training.process import TrainedStep
 from storage.distil_store import DistilQuery
 from tasks.dask_rollouts import DaskCluster
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 from tasks.rollout_queue import RolloutQueue
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ COMPARE_EVERY = 20
     retry_delay_seconds=1,
     retry_jitter_factor=1,
 )
-async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, group_range: GroupRange) -> Figures:
+async def roll_out_on_dask(resources: OpenRun, cluster: DaskCluster, group_range: GroupRange) -> Figures:
     """Play start groups on a Dask worker, which publishes their shard. The worker enforces the time limit, because a task may
     wait for a free worker."""
     with resources.spans.span("rollout"):
@@ -53,7 +53,7 @@ async def roll_out_on_dask(resources: Resources, cluster: DaskCluster, group_ran
     retry_delay_seconds=1,
     retry_jitter_factor=1,
 )
-async def roll_out_groups(resources: Resources, group_range: GroupRange) -> Figures:
+async def roll_out_groups(resources: OpenRun, group_range: GroupRange) -> Figures:
     return await play_groups(resources, group_range)
 
 
@@ -63,11 +63,11 @@ async def roll_out_groups(resources: Resources, group_range: GroupRange) -> Figu
     persist_result=False,
     retries=0,
 )
-async def roll_out_probe(resources: Resources, version: int) -> None:
+async def roll_out_probe(resources: OpenRun, version: int) -> None:
     await play_probe(resources, version)
 
 
-async def check_agreement(resources: Resources, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
+async def check_agreement(resources: OpenRun, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
     """Compare trainer and engine before `step` if a comparison is due. Returns the mismatch as metrics, else nothing.
 
     Raises:
@@ -86,13 +86,13 @@ async def check_agreement(resources: Resources, queue: RolloutQueue, settings: R
     return await check_mismatch(quoted(resources))
 
 
-async def has_fresh_rows(resources: Resources) -> bool:
+async def has_fresh_rows(resources: OpenRun) -> bool:
     """True if there is a row of the version that the trainer has loaded."""
     return await asyncio.to_thread(resources.trainer.fresh_rows) > 0
 
 
 @task(name="check-mismatch", persist_result=False, retries=0)
-async def check_mismatch(resources: Resources) -> dict[str, float]:
+async def check_mismatch(resources: OpenRun) -> dict[str, float]:
     """Compare the log-probabilities of trainer and engine on fresh rows. Returns the mismatch as metrics.
 
     Raises:
@@ -109,7 +109,7 @@ async def check_mismatch(resources: Resources) -> dict[str, float]:
     retries=0,
 )
 async def train_step(
-    resources: Resources, step: int, start_groups: int | None = None, distil_targets: DistilQuery | None = None
+    resources: OpenRun, step: int, start_groups: int | None = None, distil_targets: DistilQuery | None = None
 ) -> TrainedStep:
     """Train `step` in the trainer's process, which publishes policy version `step`.
 

@@ -9,11 +9,11 @@ from entente.training.process import TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 
 
-def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **given: Any) -> Resources:
-    """Resources of a run in this folder that starts from these positions; what is not given is None."""
+def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **given: Any) -> OpenRun:
+    """OpenRun of a run in this folder that starts from these positions; what is not given is None."""
     nothing = dict.fromkeys(("host", "engine", "tokens", "trainer"))
     parts: dict[str, Any] = {
         "model": run.parent,
@@ -23,4 +23,4 @@ def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **g
         "max_policy_lag": 2,
         "provenance": {"run": run.name},
     }
-    return Resources(paths=RunPaths(run).create(), rollouts=rollouts, **(nothing | parts | given))
+    return OpenRun(paths=RunPaths(run).create(), rollouts=rollouts, **(nothing | parts | given))

@@ -17,7 +17,7 @@ from entente.telemetry.errors import InputError
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
-    from entente.reports.read_run import Run as RunProgress
+    from entente.reports.read_run import RecordedRun
 
 _TICKS = "▁▂▃▄▅▆▇█"
 _CURVES = (
@@ -75,7 +75,7 @@ def watch(
             live.update(_screen(progress))
 
 
-def _screen(progress: "RunProgress") -> RenderableType:
+def _screen(progress: "RecordedRun") -> RenderableType:
     parts: list[RenderableType] = [_head(progress)]
     if progress.steps:
         parts += [_curves(progress), Text("where the time goes", style="bold"), _time(progress)]
@@ -83,7 +83,7 @@ def _screen(progress: "RunProgress") -> RenderableType:
     return Group(*parts)
 
 
-def _head(progress: "RunProgress") -> Text:
+def _head(progress: "RecordedRun") -> Text:
     done, state = max(progress.steps, default=0), "is at work" if progress.at_work else "is not at work"
     if progress.is_over:
         state = "is done"
@@ -97,7 +97,7 @@ def _head(progress: "RunProgress") -> Text:
     return Text(words, style="bold")
 
 
-def _curves(progress: "RunProgress") -> Table:
+def _curves(progress: "RecordedRun") -> Table:
     table = Table(box=None, padding=(0, 1), show_header=False)
     for title, name, form in _CURVES:
         values = [figures[name] for figures in progress.steps.values() if name in figures]
@@ -106,7 +106,7 @@ def _curves(progress: "RunProgress") -> Table:
     return table
 
 
-def _time(progress: "RunProgress") -> Table:
+def _time(progress: "RecordedRun") -> Table:
     from entente.telemetry.stages import STAGES, stages_of
 
     table = Table(box=None, padding=(0, 1), show_header=False)

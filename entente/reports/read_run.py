@@ -23,7 +23,7 @@ _OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RecordedRun:
     """A run by its small files."""
 
     name: str
@@ -82,10 +82,10 @@ class Run:
         return self.total(part) / self.total(whole) if self.total(whole) else float("nan")
 
 
-def read_run(paths: RunPaths) -> Run:
+def read_run(paths: RunPaths) -> RecordedRun:
     settings, troubles = read_settings(paths), list[str]()
     records = _metrics(paths.metrics, troubles)
-    return Run(
+    return RecordedRun(
         name=paths.root.name,
         settings=settings,
         steps={step: figures for step, figures in sorted(records.items()) if "time/step_s" in figures},
@@ -165,7 +165,7 @@ class RunLine:
     trained_score: float | None = None
     """Centres gained per game year against the first kind of opponents; None if not measured."""
     decisions: int = 0
-    """As `Run.decisions`."""
+    """As `RecordedRun.decisions`."""
     size: int
     """Bytes of all its files."""
     written: float

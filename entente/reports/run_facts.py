@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from entente.evaluation.match_files import MatchRecord, read_matches
 from entente.evaluation.score_files import ScoreRecord, TrackPoint, read_scores, read_track
-from entente.reports.read_run import Run, read_run
+from entente.reports.read_run import RecordedRun, read_run
 from entente.reports.return_curve import CurvePoint, return_curve
 from entente.telemetry.errors import DataError, InputError
 from storage.files import entries_in
@@ -39,7 +39,7 @@ class RowFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts(Run):
+class RunFacts(RecordedRun):
     begun_step: int = 0
     """Newest step whose batch is in the ledger; 0 if none."""
     curve: Sequence[CurvePoint] = ()

@@ -13,7 +13,7 @@ from entente.evaluation.match_table import cluster_noun, conclusions
 from entente.evaluation.score_files import ScoreRecord, TrackPoint
 from entente.evaluation.what_if import OrderSets, WhatIf
 from entente.reports.compared import Compared, Paired
-from entente.reports.read_run import Run
+from entente.reports.read_run import RecordedRun
 from entente.reports.run_facts import RunFacts
 from entente.reports.write_page import root_flag
 from entente.training.settings import MISMATCH_MAX, MISMATCH_MEAN_BF16, MISMATCH_P99_BF16
@@ -101,7 +101,7 @@ def _missing(record: ScoreRecord) -> str:
     return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
 
 
-def mismatch(facts: Run) -> str:
+def mismatch(facts: RecordedRun) -> str:
     figures = facts.mismatch
     if not figures:
         return "Trainer and engine have not been compared yet."
@@ -116,7 +116,7 @@ def mismatch(facts: Run) -> str:
     return f"At the start trainer and engine differed by at most {_small(figures['mismatch/largest'])} nats {over}; {limit}."
 
 
-def lag(facts: Run) -> str:
+def lag(facts: RecordedRun) -> str:
     steps = [figures for figures in facts.steps.values() if "train/policy_lag_0_share" in figures]
     if not (rows := sum(figures.get("train/decisions", 0.0) for figures in steps)):
         return "No row has been trained on yet, so there is no policy lag."

@@ -16,7 +16,7 @@ from entente.rollouts.settings import RolloutSettings
 from storage.index import open_index
 from storage.run_sql import connect
 from storage.shards import LOCAL_PRODUCER, open_shard, shard_path
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 from tasks.train_policy import roll_out_groups, roll_out_probe
 from tests.damage import flip
 from tests.task_resources import resources_of
@@ -26,24 +26,24 @@ FIRST = (STEP - 1) * START_GROUPS
 
 
 @pytest.fixture
-def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callable[[str], Resources]:
+def resources(tmp_path: Path, host, uniform_engine, tokens, positions) -> Callable[[str], OpenRun]:
     """What tasks of a run of this name work with: `resources("run")`."""
     rollouts = RolloutSettings(start_groups=START_GROUPS, forks_per_group=2, horizon_years=1)
     return lambda name: resources_of(tmp_path / name, positions, rollouts, host=host, engine=uniform_engine(), tokens=tokens)
 
 
-def play(resources: Resources, *tasks: tuple[int, int]) -> list[Any]:
+def play(resources: OpenRun, *tasks: tuple[int, int]) -> list[Any]:
     """Roll out tasks of (first start group, count), one after the other, without Prefect; their reports."""
     return [asyncio.run(roll_out_groups.fn(resources, GroupRange(first, count, STEP))) for first, count in tasks]
 
 
-def rows(resources: Resources) -> list[tuple[Any, ...]]:
+def rows(resources: OpenRun) -> list[tuple[Any, ...]]:
     told = "decision_id, snapshot_id, start_group, fork, phase_index, power, seed, n_completion, centres_gained"
     with connect(resources.paths.root) as run:
         return run.sql(f"select {told} from decisions order by decision_id").fetchall()
 
 
-def test_a_step_plays_the_same_however_it_is_cut_into_tasks(resources: Callable[[str], Resources]):
+def test_a_step_plays_the_same_however_it_is_cut_into_tasks(resources: Callable[[str], OpenRun]):
     whole, cut = resources("whole"), resources("cut")
     (report,) = play(whole, (FIRST, START_GROUPS))
     reports = play(cut, (FIRST + 2, 2), (FIRST, 1), (FIRST + 1, 1))
@@ -53,7 +53,7 @@ def test_a_step_plays_the_same_however_it_is_cut_into_tasks(resources: Callable[
     assert report["start_groups"] == add_up(reports)["start_groups"] == START_GROUPS
 
 
-def test_a_task_tried_again_after_its_shard_was_published_plays_nothing(resources: Callable[[str], Resources]):
+def test_a_task_tried_again_after_its_shard_was_published_plays_nothing(resources: Callable[[str], OpenRun]):
     run = resources("run")
     first, second = play(run, (FIRST, 2), (FIRST, 2))
     played = len(run.engine.requests)  # type: ignore[attr-defined]
@@ -61,7 +61,7 @@ def test_a_task_tried_again_after_its_shard_was_published_plays_nothing(resource
     assert second == first, "what stands is reported from its shard"
 
 
-def test_a_report_counts_the_tokens_of_its_own_rows(resources: Callable[[str], Resources]):
+def test_a_report_counts_the_tokens_of_its_own_rows(resources: Callable[[str], OpenRun]):
     """Against a loop over the rows as plain lists; in several shards, whose columns lie in several chunks."""
     run = resources("run")
     play(run, (FIRST, 1), (FIRST + 1, 2))
@@ -76,7 +76,7 @@ def test_a_report_counts_the_tokens_of_its_own_rows(resources: Callable[[str], R
     assert [report[f"{name}_tokens"] for name in ("prompt", "completion", "forced")] == [prompt, completion, forced]
 
 
-def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resources: Callable[[str], Resources]):
+def test_a_task_plays_only_what_no_shard_holds_and_a_damaged_shard_again(resources: Callable[[str], OpenRun]):
     run, whole = resources("run"), resources("whole")
     play(run, (FIRST + 1, 2))
     play(whole, (FIRST, START_GROUPS))
@@ -101,7 +101,7 @@ class Ledger:
         return self.stands
 
 
-def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_rows(resources: Callable[[str], Resources]):
+def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_rows(resources: Callable[[str], OpenRun]):
     run, ledger = resources("run"), Ledger()
     shard = shard_path(run.paths, LOCAL_PRODUCER, FIRST)
 
@@ -117,7 +117,7 @@ def test_what_is_played_ahead_is_published_once_the_step_before_has_chosen_its_r
     assert shard.exists()
 
 
-def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(resources: Callable[[str], Resources]):
+def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(resources: Callable[[str], OpenRun]):
     run = resources("run")
     asyncio.run(roll_out_probe.fn(run, 4))
     asyncio.run(roll_out_probe.fn(run, 4))

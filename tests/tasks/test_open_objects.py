@@ -11,7 +11,7 @@ from entente.training.process import TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
-from tasks.resources import Resources
+from tasks.open_objects import OpenRun
 
 
 class Told:
@@ -30,7 +30,7 @@ class Told:
 def test_serving_a_version_retires_those_beyond_the_staleness_budget(tmp_path: Path, host):
     nothing: Any = None
     engine: Any = Told()
-    resources = Resources(
+    resources = OpenRun(
         paths=RunPaths(tmp_path), model=tmp_path, seed=0, rollouts=RolloutSettings(),
         cache=StateCache(path=tmp_path, settings=CacheSettings(), train=(), held_out=()),
         host=host, engine=engine, tokens=nothing, trainer=nothing,

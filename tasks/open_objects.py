@@ -15,7 +15,7 @@ from storage.control import ControlDesk
 
 
 @dataclass(kw_only=True)
-class Resources(RolloutResources):
+class OpenRun(RolloutResources):
     max_policy_lag: int
     """The staleness budget, versions."""
     trainer: TrainerProcess
