@@ -66,8 +66,8 @@ async def play_groups(resources: RolloutResources, group_range: GroupRange) -> F
     with resources.spans.span("rollout"):
         first_of_step = (group_range.step - 1) * resources.rollouts.start_groups
         settings, stage = resources.rollouts.at(group_range.step), f"rollout {group_range.step}"
-        drawn = resources.cache.train, settings.start_groups, resources.seed, group_range.step
-        positions = await asyncio.to_thread(sample_start_positions, *drawn, sampling=settings.sampling)
+        sampled = resources.cache.train, settings.start_groups, resources.seed, group_range.step
+        positions = await asyncio.to_thread(sample_start_positions, *sampled, sampling=settings.sampling)
         mine = positions[group_range.first_group - first_of_step :][: group_range.count]
         covered = await play_missing(resources, stage, LOCAL_PRODUCER, mine, group_range.first_group, group_range.after, settings)
         return await asyncio.to_thread(rollout_figures, covered, group_range.count, resources.tokens.thinking)
@@ -92,8 +92,8 @@ async def play_missing(
     """
     count = len(positions)
     covered = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
-    for first, group_range in covered.missing:
-        mine = positions[first - first_group : first - first_group + group_range]
+    for first, size in covered.missing:
+        mine = positions[first - first_group :][:size]
         await _play_groups(resources, stage, producer, mine, first, rollouts or resources.rollouts, after)
     if covered.missing:
         whole = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)

@@ -178,6 +178,13 @@ def outside(change: Callable[[Path], Any]) -> Callable[[Path], None]:
     return both
 
 
+def without_prompts(folder: Path) -> None:
+    """Neither the adapter nor the base in its run's folder says how prompts look."""
+    (folder / "recipe.json").unlink()
+    (base,) = (folder.parent.parent / "stored" / "_models").glob("*/recipe.json")
+    base.unlink()
+
+
 REFUSED = {
     "a damaged adapter": (flip("adapter_model.safetensors"), DataError, "is not the file that was exported"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), DataError, "lacks the file"),
@@ -186,7 +193,7 @@ REFUSED = {
         InputError,
         "trained on another base model",
     ),
-    "no prompts": (lambda folder: (folder / "recipe.json").unlink(), InputError, r"has no recipe.json with prompt settings"),
+    "no prompts": (without_prompts, InputError, r"has no recipe.json with prompt settings"),
     "a rank too large": (outside(change_json("adapter_config.json", r=1024)), DataError, "has rank 1024 but .* take rank 512"),
 }
 
