@@ -1,12 +1,12 @@
 """The index of a run: an in-memory DuckDB with the facts of its rows, without tokens; and the selection of a step's rows.
 
 Shards and ledgers are the source of truth. Any process may build its own index at any time, without locks, while others write.
-A trainer's index holds the shards within its staleness budget: their metadata name their newest policy version, older ones are
-not read, and a shard is dropped when all its rows are too old. Without `oldest` an index holds every shard, as for a query over
+A trainer's index holds only shards within its staleness budget: it skips a shard whose metadata state a newest policy version
+that is too old, and drops a shard when all its rows are too old. Without `oldest` an index holds every shard, as for a query over
 the run.
 
 Reading facts verifies every byte of a shard and of its phases, and gathering rows verifies it again. A damaged shard is set
-aside with a sentence (`refused`). A damaged ledger is an error, because it decides which rows are used.
+aside, with the reason in `refused`. A damaged ledger is an error, because it decides which rows are used.
 
 `select_batch.sql` defines the selection. The same shards, ledgers, settings and step give the same rows in the same order, in any
 process and with any number of threads.
@@ -42,7 +42,7 @@ from storage.shards import NO_ROWS, Shard, describe_shard, open_phases, shard_na
 logger = logging.getLogger("entente.storage")
 
 _SHARDS_PER_INSERT = 256
-"""An insert costs more than its rows."""
+"""Batched, because the overhead of an insert exceeds the cost of its rows."""
 _TABLES = ("decisions", "advantage_groups", "phases", "batches")
 ELIGIBILITIES = ("eligible", "used", "unusable", "ahead", "expired", "zero_std")
 _SELECT_SQL = Path(__file__).with_name("select_batch.sql").read_text()
@@ -100,7 +100,7 @@ class Index:
         self._held: dict[str, Shard] = {}
         self._steps: set[int] = set()
         self._left: Counter[str] = Counter()
-        """Advantage groups that left, by their last eligibility; `expired_with_spread` are part of `expired`."""
+        """Advantage groups of dropped shards, by their last eligibility; `expired` includes `expired_with_spread`."""
         self._keep_rows = keep_rows
         self.rows: dict[str, pa.Table] = {}
         self.newest_versions: dict[str, int] = {}
@@ -242,7 +242,7 @@ class Index:
         return rows, {**counts, "chosen": chosen, "waiting": counts["eligible"] - chosen}
 
     def eligible(self, step: int, *, policy_version: int) -> Eligible:
-        """How much `select_batch` could select from; call `refresh` first to include new shards."""
+        """Count what `select_batch` could select; call `refresh` first to include new shards."""
         self.judge(step, policy_version)
         self._ask_user()
         counted = """
@@ -312,7 +312,7 @@ class Index:
 
 
 def check_selection(storage: StorageSettings) -> None:
-    """Check that the SQL of `storage.selection` runs over no candidates."""
+    """Check that the SQL of `storage.selection` runs, on an empty set of candidates."""
     Index(RunPaths(Path()), storage).eligible(1, policy_version=0)
 
 

@@ -1,8 +1,9 @@
 """The ledger: which rows a trainer step used, written before the forward pass of that step.
 
-`ledger/step-000137.arrow` is written once, by one trainer. A trainer that finds the name taken shares the run with another one
-and must stop. A step is repeated by reading its ledger, never by selecting again. A file counts only under the name that it was
-written for. Counts over a run come from its ledgers and the metadata of its shards. This module does not load DuckDB.
+`ledger/step-000137.arrow` is written once, by one trainer. A trainer that finds the file already there shares the run with
+another trainer and must stop. A step is repeated by reading its ledger, never by selecting again. A file is valid only under the
+name that it was written with. Counts over a run come from its ledgers and the metadata of its shards. This module does not load
+DuckDB.
 
 A ledger prevents training twice on its rows. So each checkpoint has copies of the ledgers whose rows a later step could still
 select. Resuming a run restores a lost or damaged ledger from such a copy. Without a copy, the run resumes only if the rows are

@@ -3,11 +3,11 @@
     depth   while step s trains                      a step begins when
     0       nothing is played                        all its own start groups are played
     1       those of step s + 1, by version s - 1    all its own start groups are played
-    2..     those of the steps to s + depth          enough start groups are ready, of whichever steps
+    2..     those of steps up to s + depth           enough start groups are ready, from any steps
 
-With a depth of 0 or 1 nothing depends on measured time, so two CPU runs with one seed are equal. For this, with a depth of 1,
-rollouts played ahead are published only after the training step has selected its rows, and a new version is served only between
-the rollouts of two steps. A task that fails after its retries stops the run.
+With a depth of 0 or 1 nothing depends on measured time, so two CPU runs with the same seed are identical. To guarantee this with
+a depth of 1, rollouts played ahead are published only after the training step has selected its rows, and a new version is served
+only between the rollouts of two steps. A task that fails after its retries stops the run.
 
 A start-group number always means the same position. A published start group is never played again (`play.py`).
 """
@@ -35,7 +35,7 @@ class StepRollouts:
     reports: tuple[Figures, ...]
     """Figures of the tasks that ended since the previous step."""
     waited: tuple[float, float]
-    """Times of request and receipt, monotonic seconds."""
+    """When the wait for the rollouts began and ended, monotonic seconds."""
     ready_share: float
     """Fraction of the step's own start groups that were ready at the request."""
     queue: dict[str, float]
@@ -139,7 +139,7 @@ class RolloutQueue:
     async def all_played(self) -> None:
         await asyncio.gather(*self._in_flight, return_exceptions=True)
 
-    # -- publishing: versions in order, each to all engines before the next; the next wait raises an error ----------------------
+    # -- publishing: versions in order, each to all engines before the next; errors surface at the next wait --------------------
 
     async def _publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
         """Publish a version. Returns when it is served (`at_once`), or immediately."""
@@ -171,7 +171,7 @@ class RolloutQueue:
                 self._in_flight[asyncio.ensure_future(self._play(group_range))] = group_range
 
     def _missing(self, step: int) -> Iterable[tuple[int, int]]:
-        """(first group, count) of each task of a step, without groups in shards, which a resumed run may have."""
+        """(first group, count) of each task of a step. Skips groups that are already in shards, as after a resume."""
         if ledger_path(self._resources.paths, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
         covered = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted)
@@ -240,7 +240,7 @@ class RolloutQueue:
         return True
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Cancel rollouts in flight. After success serve the newest version, which plays the scores."""
+        """Cancel rollouts in flight. On success serve the newest version, which evaluation then plays."""
         try:
             if kind is None:
                 await self._publish_held()

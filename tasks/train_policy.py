@@ -24,7 +24,7 @@ from tasks.rollout_queue import RolloutQueue
 T = TypeVar("T")
 
 ROLLOUT_RETRIES = 2
-"""Retries of a rollout task. A second success is harmless, because the shard exists."""
+"""Retries of a rollout task. Repeating a task that succeeded is harmless, because its shard exists."""
 COMPARE_EVERY = 20
 """Steps between comparisons, which may wait for rollouts in flight."""
 
@@ -115,7 +115,7 @@ async def train_step(
 
     Args:
         start_groups: upper bound of start groups; None: the run's setting.
-        distillation targets: distillation targets to train on; None: none.
+        distil_targets: which distillation targets to train on; None: none.
     """
     groups = resources.rollouts.start_groups if start_groups is None else start_groups
     with resources.spans.span("train"):

@@ -47,7 +47,7 @@ def evaluate(
     ] = "",
     games: Annotated[
         int | None,
-        Parameter(group=_MATCH, help="Games of each player, or in all where all share one table; rounded up to rounds of seven."),
+        Parameter(group=_MATCH, help="Games per player, or in total if all share one table; rounded up to rounds of seven."),
     ] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,

@@ -23,9 +23,9 @@ def improve(
 ) -> None:
     """Improve a run's policy by search: visit positions that it reaches, label them by search, train on the labels; repeat.
 
-    The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. A round ends
-    with a score by the run's `evaluation` settings. After a crash the same command continues from the run's files. `--rounds`
-    counts all rounds of the run.
+    The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. After
+    each round the policy is scored with the run's `evaluation` settings. After a crash, run the same command again to continue
+    from the run's files. `--rounds` counts all rounds of the run.
 
     Examples
 

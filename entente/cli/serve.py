@@ -40,11 +40,11 @@ def serve(
 ) -> None:
     """Serve a model to training runs with vLLM's server, or with --openai legal orders to any client, until SIGTERM or Ctrl-C.
 
-    Prints the command of vLLM's server, and replaces this process by it.
+    Prints the command of vLLM's server, then replaces this process with it.
 
-    Set a key in the environment variable ENTENTE_KEY. vLLM loads adapters by their path, so it must see the
-    runs' folder under the same path as the run. With --openai a client of the OpenAI API sends a position and a power, and
-    gets that power's orders.
+    Set a key in the environment variable ENTENTE_KEY. vLLM loads adapters by path, so the runs folder must have the same path
+    for the server as for the training run. With --openai a client of the OpenAI API sends a position and a power, and
+    receives that power's orders.
 
     Examples
 

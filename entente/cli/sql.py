@@ -47,7 +47,7 @@ def sql(
         float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_AT_MOST)
     ] = _MEMORY_GIB,
 ) -> None:
-    """Query a run's rows with DuckDB's SQL, even while it trains. Locks and changes nothing. Ctrl-C ends the query.
+    """Query a run's rows with DuckDB SQL, even while it trains. Takes no locks and changes nothing. Ctrl-C stops the query.
 
     Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
     left behind), phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which

@@ -150,7 +150,7 @@ def _server(port: int) -> str:
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
         _say("server", f"answers at {address}")
         if who_answers(f"{address}/api") == "accepts":
-            print("                without a key, so whoever reaches it can run programs as you: begin it by `entente up`, or")
+            print("                without a key, so whoever reaches it can run programs as you: start it with `entente up`, or")
             print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return address
     if from_environment:
@@ -179,7 +179,7 @@ def _deployments_in_file() -> list[dict[str, Any]]:
         return [each for each in deployments if each["work_pool"]["name"]]
     except (yaml.YAMLError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"prefect.yaml does not say which deployments there are, each with a work pool: {reason}") from error
+        raise InputError(f"prefect.yaml must list deployments, each with a work pool: {reason}") from error
 
 
 def _pool(client: "SyncPrefectClient", name: str) -> None:

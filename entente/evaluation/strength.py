@@ -24,7 +24,7 @@ from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
 
 OnFork = Callable[[int, int], None]
-"""Called with the finished forks and the total."""
+"""Called with the number of finished forks and the total."""
 _OPENINGS_KEPT = 8
 
 

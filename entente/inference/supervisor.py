@@ -44,7 +44,7 @@ class EngineSupervisor(Engine):
         self._earlier_events = Counter[str]()
         self._repair: asyncio.Task[None] | None = None
         self._last_attempt = asyncio.Lock()
-        """Held during a request's last attempt, so that a request which makes the engine fail does not fail others with it."""
+        """Held during a request's last attempt, so that a request that crashes the engine does not fail others with it."""
 
     async def start(self) -> None:
         await self._engine.start()
@@ -124,8 +124,8 @@ class EngineSupervisor(Engine):
         return self._engine
 
     async def _replace_engine(self, failed: Engine, error: EngineLostError) -> None:
-        """Restart the engine after `failed`, unless another request has already done so. Raises EngineLostError if too many
-        failures in a row."""
+        """Restart the engine after `failed`, unless another request has already done so. Raises EngineLostError after
+        too many failures in a row."""
         if self._closed:
             raise error
         current = await self._current_engine()

@@ -34,9 +34,9 @@ class ForkPlan:
     seats: Mapping[str, str]
     """Power -> name of its player; all seven powers. Only decisions of POLICY become rows."""
     horizon_years: int
-    """Counts of centres from `counted_from` to the end."""
+    """Number of yearly centre counts from `counted_from` to the end."""
     settled_years: int = 0
-    """Game years without a change of centres after which the fork ends; 0: no such end."""
+    """Game years without a change of centres after which the fork ends; 0: never."""
     temperature: float
     snapshot_id: str
     counted_from: str = ""
@@ -76,7 +76,7 @@ async def play_fork(
     record_phases: bool = True,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> PlayedFork:
-    """Play until the horizon, or until an earlier end (see `PlayedFork.ended`). `board` is changed and then released.
+    """Play until the horizon, or until an earlier end (see `PlayedFork.ended`). Mutates `board`, then releases it.
 
     Args:
         players: by the name of their seat; other seats are scripted players.

@@ -41,7 +41,7 @@ TOKEN_FIGURES = np.dtype(
         ("entropy", np.float32),  # of the policy over the legal set, nats
         ("legal_mass", np.float32),  # unmasked probability of the legal set; NaN if it was not probed
         ("kl", np.float32),  # divergence from the base model over the legal set, nats; NaN if it was not computed
-        ("slope", np.float32),  # of the update's policy loss by the log-probability; NaN if the update has no thought token
+        ("slope", np.float32),  # d(policy loss of the update) / d(log-probability); NaN if the update has no thought token
         ("clipped_low", np.bool_),  # these three as in `TokenLoss`
         ("clipped_high", np.bool_),
         ("left_out", np.bool_),
@@ -94,7 +94,7 @@ class StepFigures:
     tokens: np.ndarray
     """Figures of the branching tokens of rollouts, TOKEN_FIGURES [tokens]."""
     unique_tokens: int
-    """Tokens that the forwards compute."""
+    """Tokens computed in the forward passes."""
     distil: float = 0.0
     """Distillation part of the loss, nats per branching token of the teacher; 0 without targets."""
     plan_s: float
@@ -210,7 +210,7 @@ class Objective:
             "clipped_high": policy.clipped_high,
             "left_out": policy.left_out,
         }
-        # Stacked, so that the device is read once instead of eight times.
+        # Stacked, so that one device-to-host copy replaces eight.
         values = torch.stack([figure.detach().float() for figure in seen.values()]).cpu().numpy()
         figures = np.empty(len(micro.batch_row), TOKEN_FIGURES)
         figures["batch_row"], figures["in_thought"] = micro.batch_row, micro.in_thought
