@@ -180,9 +180,9 @@ def outside(change: Callable[[Path], Any]) -> Callable[[Path], None]:
 
 def without_prompts(folder: Path) -> None:
     """Neither the adapter nor the base in its run's folder says how prompts look."""
-    (folder / "recipe.json").unlink()
-    (base,) = (folder.parent.parent / "stored" / "_models").glob("*/recipe.json")
-    base.unlink()
+    base = open_adapter(folder, folder.parent.parent / "stored").base
+    for recipe in (folder / "recipe.json", base / "recipe.json"):
+        recipe.unlink()
 
 
 REFUSED = {
