@@ -24,9 +24,14 @@ _FILE = "prefect.db"
 
 
 def put_database(home: Path, config: pytest.Config) -> Path:
-    """Give a server's home, which may be missing, a database that has all tables and no rows; the home."""
-    assert config.cache is not None
-    kept = config.cache.mkdir("prefect") / version("prefect")
+    """Give a server's home, which may be missing, a database that has all tables and no rows; the home.
+
+    Where pytest has no cache (`-p no:cacheprovider`, as mutation tests run it) the server makes the tables itself.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    if (cache := getattr(config, "cache", None)) is None:
+        return home
+    kept = cache.mkdir("prefect") / version("prefect")
     with file_lock(kept.with_name(f"{kept.name}.lock"), wait_s=_MADE_WITHIN_S) as mine:
         assert mine, f"{kept} is made by another process for more than {_MADE_WITHIN_S} s"
         if not kept.exists():
@@ -35,7 +40,6 @@ def put_database(home: Path, config: pytest.Config) -> Path:
             bare = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_API_")}
             subprocess.run(command, env=bare | {"PREFECT_HOME": str(aside)}, check=True, capture_output=True)
             aside.rename(kept)
-    home.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(kept / _FILE, home / _FILE)
     (home / _FILE).chmod(0o600)
     return home

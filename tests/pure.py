@@ -14,7 +14,7 @@ import pytest
 _TESTS = Path(__file__).resolve().parent
 _STUBS = _TESTS / "pure_stubs"
 NAMED = _TESTS / "needs_torch_or_prefect.txt"
-"""A file, or FILE::TEST, a line; a test stands for all its cases."""
+"""A file, or FILE::TEST, a line; a test includes all its cases."""
 
 assert not {"torch", "prefect"} & set(sys.modules)
 sys.path.insert(0, str(_STUBS))

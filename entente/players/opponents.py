@@ -16,7 +16,7 @@ from entente.players.seeds import dice
 POLICY = "policy"
 """Seat of a power that the trained policy plays; its decisions are recorded. Other seats name a decider or a scripted player."""
 LEAGUE = "league"
-"""Name that stands for all members of the run's league."""
+"""The name of the whole league of the run, among the names of opponents."""
 _VERSION = re.compile(r"v(\d+)")
 _ENDPOINT = "openai:"
 

@@ -39,7 +39,7 @@ def content_hash(files: Sequence[Path]) -> tuple[str, int]:
 
 
 def read_values(files: Sequence[Path], on_bytes: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
-    """The JSON values in the files, each with the name of its place; a `ValueError` stands for invalid JSON. `on_bytes`:
+    """The JSON values in the files, each with the name of its place; a `ValueError` in place of invalid JSON. `on_bytes`:
     called after each value with the bytes read so far, over all files. Raises InputError if a file cannot be read, or is
     compressed."""
     before = 0
