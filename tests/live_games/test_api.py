@@ -145,7 +145,7 @@ PROMPT = [{"role": "user", "content": board_text(Board.start(), "", PromptSettin
     [
         ({"model": "gpt-4"}, 404, "model", "there is no model 'gpt-4' here: this server has 'mine:v3'"),
         ({"messages": [{"role": "user", "content": "hello"}]}, 400, "messages", "has no position"),
-        ({"messages": [{"role": "user", "content": '{"power": ' + "[" * 100_000}]}, 400, "messages", "but is none"),
+        ({"messages": [{"role": "user", "content": '{"power": ' + "[" * 100_000}]}, 400, "messages", "but is not one"),
         ({"messages": france(power="NARNIA")}, 400, "messages", "there is no power 'NARNIA'"),
         ({"messages": france(orders={"GERMANY": ["A MUN H"]})}, 400, "messages", "the message has the key 'orders'"),
         (
