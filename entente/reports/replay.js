@@ -99,7 +99,7 @@
       return box;
     }
     const lag = decision.used.map(([step, behind]) => `step ${step} trained on it at lag ${behind}`);
-    box.append(html("p", {}, `All together ${percent(Math.exp(decision.logprob))}${decision.thought ? ", given the thought" : ""}. Drawn by ${decision.policy_version ? `version ${decision.policy_version}` : "the base"}; ${lag.join("; ") || "no step trained on it"}.`));
+    box.append(html("p", {}, `All together ${percent(Math.exp(decision.logprob))}${decision.thought ? ", given the thought" : ""}. Sampled by ${decision.policy_version ? `version ${decision.policy_version}` : "the base"}; ${lag.join("; ") || "no step trained on it"}.`));
     const parts = Object.entries(decision.components).map(([name, value]) => `${name.replaceAll("_", " ")} ${signed(value)}`).join(", ");
     box.append(html("p", {}, `Return ${signed(decision.return) || "0"}. Until its next decision: ${parts || "nothing changed"}.`));
     if (decision.status !== "complete") box.append(html("p", {}, `The fork failed later: ${decision.reason}.`));
