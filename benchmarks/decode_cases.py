@@ -23,9 +23,9 @@ def played_positions(games: int, seed: int) -> list[Snapshot]:
     """One movement phase of each game of `mover`, from 1902 on."""
     snapshots = []
     for game in range(games):
-        dice, board, first = random.Random(f"decode {seed} {game}"), Board.start(), 1902 + game % 4
+        rng, board, first = random.Random(f"decode {seed} {game}"), Board.start(), 1902 + game % 4
         while not board.is_over and (board.phase_type != "M" or board.year < first):
-            board.step({power: player("mover")(legal, dice, board) for power, legal in board.legal_orders().items()})
+            board.step({power: player("mover")(legal, rng, board) for power, legal in board.legal_orders().items()})
         snapshots.append(board.snapshot(game_id=f"decode-{game}", seed=game, source="benchmark"))
     return snapshots
 
@@ -52,8 +52,8 @@ def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> 
             cases += [
                 Case(board=kept, legal=own, snapshot_id=snapshot.snapshot_id) for own in legal.values() if not own.is_forced
             ]
-            dice = random.Random(f"fork {snapshot.snapshot_id} {fork} {phase}")
-            board.step({power: player("random")(own, dice, board) for power, own in legal.items()})
+            rng = random.Random(f"fork {snapshot.snapshot_id} {fork} {phase}")
+            board.step({power: player("random")(own, rng, board) for power, own in legal.items()})
     return cases
 
 

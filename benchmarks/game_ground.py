@@ -60,9 +60,9 @@ def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
     games: list[tuple[Notes, str]] = []
     while sum(len(notes) for notes, _ in games) < phases:
         number = len(games)
-        order, dice, board, notes = player(PLAYERS[number % len(PLAYERS)]), random.Random(f"{seed} {number}"), Board.start(), []
+        order, rng, board, notes = player(PLAYERS[number % len(PLAYERS)]), random.Random(f"{seed} {number}"), Board.start(), []
         while not board.is_over and board.year <= LAST_YEAR:
-            notes.append({power: order(legal, dice, board) for power, legal in board.legal_orders().items()})
+            notes.append({power: order(legal, rng, board) for power, legal in board.legal_orders().items()})
             board.step(notes[-1])
         games.append((notes, _text(board)))
     return games

@@ -158,9 +158,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first. A test outside its group would make the shared fixture a second time, so it is refused."""
     if (seed := config.getoption("shuffle")) is not None:
-        dice = random.Random(seed)
-        files = {path: dice.random() for path in dict.fromkeys(item.path for item in items)}
-        items.sort(key=lambda item: (files[item.path], dice.random()))
+        rng = random.Random(seed)
+        files = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (files[item.path], rng.random()))
     if _is_system_tier(config):
         items.sort(key=lambda item: next((rank for rank, start in enumerate(_LONGEST) if item.nodeid.startswith(start)), 9))
     else:
@@ -202,9 +202,9 @@ def tokens(model: Path) -> Tokens:
 def _positions(games: int, phases: int) -> list[Snapshot]:
     found = []
     for game in range(games):
-        dice, board = random.Random(game), Board.start()
+        rng, board = random.Random(game), Board.start()
         while board.phase_type != "M" or (len(found) == game and board.year < 1901 + phases):
-            board.step({power: player("mover")(legal, dice) for power, legal in board.legal_orders().items()})
+            board.step({power: player("mover")(legal, rng) for power, legal in board.legal_orders().items()})
         found.append(board.snapshot(game_id=f"game-{game}", seed=game, source="test"))
     return found
 

@@ -88,8 +88,8 @@ def ladder(steps: int, width: int, forced: int = 3) -> LegalTable:
 
 def requests_beyond_the_window(name: str) -> list[GenerationRequest]:
     """Prompts shorter and longer than the window; some share a beginning that is longer than the window."""
-    dice, table = np.random.default_rng(7), ladder(steps=5, width=6)
-    long, other = (dice.integers(0, VOCABULARY - 1, 3 * WINDOW).tolist() for _ in range(2))
+    rng, table = np.random.default_rng(7), ladder(steps=5, width=6)
+    long, other = (rng.integers(0, VOCABULARY - 1, 3 * WINDOW).tolist() for _ in range(2))
     prompts = [long[: WINDOW // 2], long, [*long, *other[:5]], [*long[: 2 * WINDOW], *other], other]
     return [
         GenerationRequest(request_id=f"{name}/{number}/{seed}", prompt_ids=prompt, table=table, seed=seed)

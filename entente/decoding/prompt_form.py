@@ -126,11 +126,11 @@ class PromptForm:
 @lru_cache(maxsize=8)
 def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
     """Prompts and answers of some positions of each kind, from one game between random players."""
-    dice, board, seen = random.Random("prompt samples"), Board.start(), dict.fromkeys(OrderKind, 0)
+    rng, board, seen = random.Random("prompt samples"), Board.start(), dict.fromkeys(OrderKind, 0)
     samples: list[PromptSample] = []
     while min(seen.values()) < _SAMPLES_OF_A_KIND and not board.is_over:
         legal = board.legal_orders()
-        orders = {power: player("random")(own, dice, board) for power, own in legal.items()}
+        orders = {power: player("random")(own, rng, board) for power, own in legal.items()}
         for kind in sorted({own.kind for own in legal.values() if seen[own.kind] < _SAMPLES_OF_A_KIND}):
             seen[kind] += 1
             samples += [

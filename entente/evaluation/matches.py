@@ -168,7 +168,7 @@ async def play_game(
         ForkPlan(
             name=f"match/{settings.seed}/{plan.key}",
             shared_name=dice_name,
-            dice=dice_name,
+            rng_name=dice_name,
             seats=plan.seats,
             horizon_years=settings.years,
             temperature=settings.temperature,

@@ -18,7 +18,7 @@ from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import Decider, PolicyPlayer, Tokens
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.records.rows import Decision
 from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
@@ -171,7 +171,7 @@ def _opening(snapshot: Snapshot, first: Decision, tokens: Tokens) -> Opening:
 
 def _powers(snapshot: Snapshot) -> list[str]:
     powers = list(Board.restore(snapshot).legal_orders())
-    generator = dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
+    generator = seeded_rng("evaluation-powers", SCORE_SEED, snapshot.snapshot_id)
     return sorted(generator.sample(powers, min(POWERS_PER_POSITION, len(powers))))
 
 

@@ -18,7 +18,7 @@ from entente.game.scores import PowerScores
 from entente.game.scripted import player
 from entente.game.snapshot import POWERS
 from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import DataError, EngineError, InputError
 from entente.telemetry.progress import GameProgress
@@ -147,10 +147,10 @@ async def orders_of_player(
     async def choose(number: int) -> OrderSets:
         seed_name = _seed_name(position, how, number)
         if decider is None:
-            return {power: tuple(player(name)(legal, dice(seed_name, position.board.phase, power), position.board))}
+            return {power: tuple(player(name)(legal, seeded_rng(seed_name, position.board.phase, power), position.board))}
         request = DecisionRequest(
             game=f"{seed_name}/orders",
-            dice=seed_name,
+            rng_name=seed_name,
             phase_index=0,
             power=power,
             legal=legal,
@@ -232,11 +232,11 @@ async def _play(
     deciders: Mapping[str, Decider],
     progress: GameProgress | None,
 ) -> PowerScores:
-    rng = dice(seed_name, "seats")
+    rng = seeded_rng(seed_name, "seats")
     plan = ForkPlan(
         name=name,
         shared_name=seed_name,
-        dice=seed_name,
+        rng_name=seed_name,
         seats={power: rng.choice(how.players) for power in POWERS},
         horizon_years=how.years,
         counted_from=position.board.phase,
@@ -265,7 +265,7 @@ class _SeededByPhase:
     async def decide(self, request: DecisionRequest) -> Sequence[str] | Sampled:
         phase = request.board.phase
         return await self._decider.decide(
-            replace(request, game=f"{request.game}/{phase}", dice=f"{request.dice}/{phase}", phase_index=0)
+            replace(request, game=f"{request.game}/{phase}", rng_name=f"{request.rng_name}/{phase}", phase_index=0)
         )
 
 

@@ -181,13 +181,13 @@ def worked_examples(settings: PromptSettings) -> tuple[tuple[str, str], ...]:
 
     wanted = [_KINDS[number % len(_KINDS)] for number in range(settings.examples)]
     examples: list[tuple[str, str]] = []
-    dice, used = random.Random("worked examples"), list[str]()
+    rng, used = random.Random("worked examples"), list[str]()
     board = Board.start()
     while len(examples) < len(wanted):
         if board.is_over:
             board = Board.start()
         legal = board.legal_orders()
-        orders = {power: player(_TEACHER)(own, dice, board) for power, own in legal.items()}
+        orders = {power: player(_TEACHER)(own, rng, board) for power, own in legal.items()}
         kind = wanted[len(examples)]
         able = [power for power, own in legal.items() if own.kind is kind and not own.is_forced]
         if able:

@@ -27,10 +27,10 @@ class UniformEngine(Engine):
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        dice, node, drawn, logprobs = random.Random(request.seed), request.table.start, [], []
+        rng, node, drawn, logprobs = random.Random(request.seed), request.table.start, [], []
         while node != END:
             legal = request.table.allowed(node)
-            drawn.append(nth_id(legal, dice.randrange(set_size(legal))))
+            drawn.append(nth_id(legal, rng.randrange(set_size(legal))))
             logprobs.append(-math.log(set_size(legal)))
             node = request.table.advance(node, drawn[-1])
         self._requests += 1

@@ -268,7 +268,7 @@ class EnteredGames:
     def _request(self, seat: _Seat, board: Board, legal: LegalOrders) -> DecisionRequest:
         return DecisionRequest(
             game=f"entered/{seat.game}/{board.phase}",
-            dice=f"entered/{self.entry.seed}/{seat.game}/{board.phase}",
+            rng_name=f"entered/{self.entry.seed}/{seat.game}/{board.phase}",
             phase_index=0,
             power=seat.power,
             legal=legal,

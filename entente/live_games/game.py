@@ -251,7 +251,7 @@ class PlayedGame:
     def _request(self, power: str, *purpose: str) -> DecisionRequest:
         return DecisionRequest(
             game="/".join((self.name, str(self.revision), *purpose)),
-            dice="/".join((self.name, str(self.seed), *purpose)),
+            rng_name="/".join((self.name, str(self.seed), *purpose)),
             phase_index=len(self.turns),
             power=power,
             legal=self.board.legal_orders()[power],

@@ -90,7 +90,7 @@ class Draws:
         board_prompt = board_text(board, legal.power, policy.tokens.prompts)
         request = DecisionRequest(
             game=name,
-            dice=secrets.token_hex(8) if asked.seed is None else f"seed {asked.seed}",
+            rng_name=secrets.token_hex(8) if asked.seed is None else f"seed {asked.seed}",
             phase_index=0,
             power=legal.power,
             legal=legal,

@@ -7,7 +7,7 @@ from entente.game.scripted import player
 from entente.live_games.game import Choice
 from entente.players.policy import DecisionRequest, PolicyPlayer, orders_of
 from entente.players.search import SearchDecider
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from flows.open_players import OpenPlayers
 from storage.played_games import SavedProposal
 
@@ -22,7 +22,7 @@ class SeatedPlayers:
     async def choose(self, name: str, request: DecisionRequest) -> Choice:
         decider = self._opened.deciders.get(name)
         if decider is None:
-            rng = dice(request.dice, request.board.phase, request.power)
+            rng = seeded_rng(request.rng_name, request.board.phase, request.power)
             return Choice(orders=tuple(player(name)(request.legal, rng, request.board)))
         request = replace(request, temperature=self._temperature)
         if isinstance(decider, PolicyPlayer) and not request.legal.is_forced:

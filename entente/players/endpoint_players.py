@@ -48,10 +48,10 @@ class StoredAnswer:
 _ANSWER = TypeAdapter(StoredAnswer)
 
 
-def answer_key(player: str, dice: str, messages: Sequence[Any]) -> str:
+def answer_key(player: str, rng_name: str, messages: Sequence[Any]) -> str:
     """Hash of the endpoint, the name of the game's seed, and the messages. Equal questions of one game, or of the forks of one
     start group, share one answer."""
-    return hashlib.sha256(json.dumps([player, dice, messages]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([player, rng_name, messages]).encode()).hexdigest()[:32]
 
 
 class AnswerFile:
@@ -130,7 +130,7 @@ class OutsidePlayers:
     async def answer(self, name: str, request: DecisionRequest) -> StoredAnswer:
         """The stored answer, or else the endpoint's, which it stores. Equal questions in flight share one request."""
         asked = messages(request.board, request.legal)
-        key = answer_key(name, request.shared or request.dice, asked)
+        key = answer_key(name, request.shared or request.rng_name, asked)
         if (stored := self._file.get(key)) is not None:
             return stored
         if key not in self._asked:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from entente.game.scripted import SEARCHES
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 
 POLICY = "policy"
 """Seat of a power that the trained policy plays; its decisions are recorded. Other seats name a decider or a scripted player."""
@@ -86,7 +86,7 @@ def _draw(table: OpponentTable, *named: str) -> str:
     names, weights = zip(*table, strict=True)
     if len(names) == 1:
         return seat_name(names[0])
-    rng = dice(*named)
+    rng = seeded_rng(*named)
     # Equal weights keep the random choices of runs from before tables had weights.
     return seat_name(rng.choice(names) if len(set(weights)) == 1 else rng.choices(names, weights)[0])
 

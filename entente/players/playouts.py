@@ -11,7 +11,7 @@ from entente.game.board import POWERS, Board
 from entente.game.scores import PowerScores, compute_power_scores, horizon_reached
 from entente.game.scripted import Player, looks_back, player
 from entente.players.search_settings import SearchSettings
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 
 
 class Playouts:
@@ -75,7 +75,7 @@ def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, ye
 
 
 def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
-    lot = dice(name, "seats")
+    lot = seeded_rng(name, "seats")
     return {power: lot.choice(players) for power in POWERS}
 
 
@@ -86,4 +86,4 @@ def value_of(power_scores: PowerScores, power: str, settings: SearchSettings) ->
 
 def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Container[str] = ()) -> dict[str, Sequence[str]]:
     phase, legal = board.phase, board.legal_orders()
-    return {power: seats[power](legal[power], dice(name, phase, power), board) for power in legal if power not in skip}
+    return {power: seats[power](legal[power], seeded_rng(name, phase, power), board) for power in legal if power not in skip}

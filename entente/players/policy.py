@@ -70,7 +70,7 @@ class Tokens:
 class DecisionRequest:
     game: str
     """Name of the fork or game, unique among those in progress on an engine. Request ids contain it."""
-    dice: str
+    rng_name: str
     """Name that seeds the sample. Equal names give equal random numbers."""
     phase_index: int
     power: str
@@ -136,7 +136,7 @@ class PolicyPlayer:
         legal, suffix = request.legal, (repetition,) if repetition else ()
         table = self.tokens.tables.table(legal)
         prompt_ids = self.tokens.prompt_ids(request.board, legal)
-        seed = seed_of(request.dice, request.phase_index, request.power, *suffix)
+        seed = seed_of(request.rng_name, request.phase_index, request.power, *suffix)
         generation = await self._generate(
             GenerationRequest(
                 request_id="/".join(str(part) for part in (request.game, request.phase_index, request.power, *suffix)),

@@ -16,7 +16,7 @@ from entente.players.playouts import Playouts
 from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.race import race
 from entente.players.search_settings import SearchSettings
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
 
@@ -66,7 +66,7 @@ async def propose(
             sets.append(sampled.orders)
             drawn[tuple(sampled.orders)] = sampled.probability
     for number, name in enumerate(settings.scripted):
-        rng = dice(request.dice, request.phase_index, request.power, "proposal", number)
+        rng = seeded_rng(request.rng_name, request.phase_index, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))
     return {orders: drawn.get(orders) for orders in map(tuple, sets)}
 
@@ -94,7 +94,7 @@ async def search(
                 f"{list(orders)} was proposed for {power} in {board.phase} and is no legal {legal.kind} set in the order of the "
                 "sites: fix its proposer"
             )
-    playouts, rng = Playouts(board, power, luck, settings), dice(luck, "changes")
+    playouts, rng = Playouts(board, power, luck, settings), seeded_rng(luck, "changes")
 
     async def play(orders: tuple[str, ...], scenario: int) -> float:
         await asyncio.sleep(0)  # let other tasks of the event loop run
@@ -166,7 +166,7 @@ class SearchDecider:
 
 def luck_of(request: DecisionRequest) -> str:
     """Name that seeds a decision's playouts."""
-    return f"{request.dice}/{request.phase_index}/{request.power}"
+    return f"{request.rng_name}/{request.phase_index}/{request.power}"
 
 
 def check_search(settings: SearchSettings) -> None:

@@ -10,5 +10,5 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def dice(*parts: object) -> random.Random:
+def seeded_rng(*parts: object) -> random.Random:
     return random.Random(seed_of(*parts))

@@ -31,7 +31,7 @@ class SharedSearch:
         frozen = request.board.snapshot(game_id="", seed=0, source="")
         key = request.shared, frozen.position, request.power  # also the last orders, which a player may look at
         if key not in self._asked:
-            asked = replace(request, game=f"{request.shared}/{frozen.snapshot_id}/{len(self._asked)}", dice=request.shared)
+            asked = replace(request, game=f"{request.shared}/{frozen.snapshot_id}/{len(self._asked)}", rng_name=request.shared)
             self._asked[key] = asyncio.create_task(self._search(asked))
         return await self._asked[key]
 
@@ -66,8 +66,10 @@ class SearchTeacher:
 
     settings: SearchSettings = DEFAULT_SEARCH
 
-    def __call__(self, name: str, board: Board, power: str, dice: str) -> list[str]:
+    def __call__(self, name: str, board: Board, power: str, rng_name: str) -> list[str]:
         """The best of the proposals of the scripted player `name`, by playouts in this process."""
         legal = board.legal_orders()[power]
-        request = DecisionRequest(game=dice, dice=dice, phase_index=0, power=power, legal=legal, board=board, snapshot_id="")
+        request = DecisionRequest(
+            game=rng_name, rng_name=rng_name, phase_index=0, power=power, legal=legal, board=board, snapshot_id=""
+        )
         return asyncio.run(SearchDecider(self.settings, proposer=name).decide(request))

@@ -20,7 +20,7 @@ from entente.game.scripted import player
 from entente.game.snapshot import Snapshot
 from entente.players.opponents import POLICY
 from entente.players.policy import Decider, DecisionRequest, Sampled, orders_of
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.records.rows import Decision, PlayedPhase, decision_id
 from entente.telemetry.errors import DataError, EngineError
 
@@ -41,7 +41,7 @@ class ForkPlan:
     snapshot_id: str
     counted_from: str = ""
     """Phase from which the horizon is counted; empty: the fork's first phase."""
-    dice: str = ""
+    rng_name: str = ""
     """Name that seeds the policy's samples; empty: `name`."""
     producer: str = ""
     """Name of the producer of its rows. This and the next four are columns of its rows, and empty where rows are not kept."""
@@ -135,7 +135,7 @@ async def _decide(
         elif seat in players:
             asked[power] = players[seat].decide(_request(plan, board, own, phase_index))
         else:  # scripted players of a group's forks share their seeds
-            decided[power] = player(seat)(own, dice(plan.shared_name, board.phase, power), board)
+            decided[power] = player(seat)(own, seeded_rng(plan.shared_name, board.phase, power), board)
     decided |= zip(asked, await asyncio.gather(*asked.values()), strict=True)
     return decided
 
@@ -143,7 +143,7 @@ async def _decide(
 def _request(plan: ForkPlan, board: Board, legal: LegalOrders, phase_index: int) -> DecisionRequest:
     return DecisionRequest(
         game=plan.name,
-        dice=plan.dice or plan.name,
+        rng_name=plan.rng_name or plan.name,
         phase_index=phase_index,
         power=legal.power,
         legal=legal,

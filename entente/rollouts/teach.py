@@ -143,11 +143,11 @@ async def _propose(
 ) -> tuple[DecisionRequest, list[tuple[str, ...]]]:
     """A visited decision, its board released, and the proposals for it; runs on the engine's event loop."""
     producer, snapshot = row["source"].partition("/")[0], row["snapshot"]
-    dice = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
+    rng_name = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
     board = Board.restore(snapshot)
     request = DecisionRequest(
-        game=dice,
-        dice=dice,
+        game=rng_name,
+        rng_name=rng_name,
         phase_index=row["phase_index"],
         power=row["power"],
         legal=board.legal_orders()[row["power"]],

@@ -44,7 +44,7 @@ class LegalPlayer:
         self.tables = TableBuilder(codec, thinking=thinking)
 
     @torch.inference_mode()
-    def draw(self, board: Board, power: str, dice: np.random.Generator) -> tuple[list[str], float]:
+    def draw(self, board: Board, power: str, rng: np.random.Generator) -> tuple[list[str], float]:
         """A legal order set of the power, and its log-probability under the mask."""
         legal = board.legal_orders()[power]
         table = self.tables.table(legal)
@@ -55,7 +55,7 @@ class LegalPlayer:
             allowed = table.allowed(place)
             ids = torch.tensor([nth_id(allowed, number) for number in range(set_size(allowed))])
             probabilities = torch.softmax(logits[ids].double(), 0).numpy()  # over legal tokens alone
-            chosen = int(dice.choice(len(ids), p=probabilities))
+            chosen = int(rng.choice(len(ids), p=probabilities))
             logprob += float(np.log(probabilities[chosen]))
             drawn.append(int(ids[chosen]))
             place, fresh = table.advance(place, drawn[-1]), drawn[-1:]
@@ -64,9 +64,9 @@ class LegalPlayer:
 
 def main() -> None:
     """Print orders for spring 1901."""
-    player, dice = LegalPlayer(Path(__file__).resolve().parent), np.random.default_rng(0)
+    player, rng = LegalPlayer(Path(__file__).resolve().parent), np.random.default_rng(0)
     for power in POWERS:
-        orders, logprob = player.draw(Board.start(), power, dice)
+        orders, logprob = player.draw(Board.start(), power, rng)
         sys.stdout.write(f"{power}: {'; '.join(orders)} (log-probability {logprob:.3f})\n")
 
 

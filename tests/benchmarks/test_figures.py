@@ -32,10 +32,10 @@ def test_the_game_that_is_measured_is_played_as_noted():
 
 
 def test_a_path_that_plays_otherwise_gives_no_figure(monkeypatch: pytest.MonkeyPatch):
-    step, dice = Board.step, random.Random(1)
+    step, rng = Board.step, random.Random(1)
 
     def careless(board: Board, orders: dict) -> object:
-        return step(board, {power: given for power, given in orders.items() if dice.random() < 0.8})
+        return step(board, {power: given for power, given in orders.items() if rng.random() < 0.8})
 
     games = played_games(phases=20, seed=0)
     monkeypatch.setattr(game_ground, "played_games", lambda phases, seed: games)

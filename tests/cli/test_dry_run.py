@@ -250,7 +250,7 @@ def test_before_any_run_the_time_follows_from_the_models_arithmetic(model: Path,
 
 
 def test_a_prefix_that_forks_share_is_one_work():
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _ in range(100):
-        paths = [[dice.randrange(3) for _ in range(dice.randrange(1, 6))] for _ in range(dice.randrange(1, 8))]
+        paths = [[rng.randrange(3) for _ in range(rng.randrange(1, 6))] for _ in range(rng.randrange(1, 8))]
         assert unique_tokens(paths) == len({tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)})

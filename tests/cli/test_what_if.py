@@ -7,7 +7,7 @@ import pytest
 
 from entente.game.board import POWERS, Board
 from entente.game.scripted import player
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from storage.played_games import HUMAN, SavedGame, SavedTurn
 from storage.runs import RunPaths
 from tests.command import Entente
@@ -22,7 +22,7 @@ def ask(stored_run: RunPaths) -> Entente:
     board, turns = Board.start(), []
     while board.year == 1901:
         legal = board.legal_orders()
-        orders = {power: tuple(player("dumbbot")(legal[power], dice("game", board.phase, power), board)) for power in legal}
+        orders = {power: tuple(player("dumbbot")(legal[power], seeded_rng("game", board.phase, power), board)) for power in legal}
         turns.append(SavedTurn(phase=board.phase, orders=orders))
         board.step(orders)
     seats = dict.fromkeys(POWERS, "dumbbot") | {"FRANCE": HUMAN}

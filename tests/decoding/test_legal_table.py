@@ -56,7 +56,7 @@ def tables(tokens: Tokens) -> TableBuilder:
 
 
 def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuilder):
-    dice, kinds = random.Random(3), set()
+    rng, kinds = random.Random(3), set()
     for _ in range(4):
         board = Board.start()
         for _ in range(45):
@@ -65,7 +65,7 @@ def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuil
             for power, choice in legal.items():
                 table, node, ids = tables.table(choice), 0, []
                 while node != END:
-                    ids.append(dice.choice(table.allowed(node).tolist()))
+                    ids.append(rng.choice(table.allowed(node).tolist()))
                     node = table.advance(node, ids[-1])
                 orders[power] = tables.read(ids, choice)
                 assert choice.admits(orders[power]), (power, orders[power])

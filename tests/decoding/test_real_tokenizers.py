@@ -28,10 +28,10 @@ Encode = Callable[[str], list[int]]
 
 def positions(seed: int = 11) -> Iterator[tuple[Board, dict[str, LegalOrders], dict[str, list[str]]]]:
     """Boards with the legal orders and random orders of each power, until each kind of orders was seen."""
-    dice, board, missing = random.Random(seed), Board.start(), set(OrderKind)
+    rng, board, missing = random.Random(seed), Board.start(), set(OrderKind)
     while missing:
         legal = board.legal_orders()
-        orders = {power: player("random")(own, dice, board) for power, own in legal.items()}
+        orders = {power: player("random")(own, rng, board) for power, own in legal.items()}
         if new := missing & {own.kind for own in legal.values()}:
             missing -= new
             yield board, legal, orders
@@ -59,7 +59,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encod
 def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
     """Prompts and answers are those of the oracle, and legal tables spell and read back any answer."""
     tokens = Tokens(Codec(folder), prompts)
-    codec, tables, dice = tokens.codec, tokens.tables, random.Random(3)
+    codec, tables, rng = tokens.codec, tokens.tables, random.Random(3)
     for board, legal, orders in positions():
         for power, own in legal.items():
             text = rules_text(prompts) + board_text(board, power, prompts) + power_text(own, board, prompts)
@@ -71,7 +71,7 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
             table, node, drawn = tables.table(own), 0, []
             table.legal_sets(spelled)
             while node != END:
-                drawn.append(dice.choice(table.allowed(node).tolist()))
+                drawn.append(rng.choice(table.allowed(node).tolist()))
                 node = table.advance(node, drawn[-1])
             read = tables.read(drawn, own)
             assert own.admits(read) and tables.spell(read, own) == drawn

@@ -19,7 +19,7 @@ async def play(port: int, game_id: str, last_year: int, account: str, power: str
     """Play one power until the game is over."""
     channel = await (await connect("127.0.0.1", port)).authenticate(account, "another secret")
     game = await channel.join_game(game_id=game_id, power_name=power)
-    dice, ordered = random.Random(account), ""
+    rng, ordered = random.Random(account), ""
     while not game.is_game_done:
         await asyncio.sleep(SLOWNESS_S)
         phase = game.get_current_phase()
@@ -30,9 +30,7 @@ async def play(port: int, game_id: str, last_year: int, account: str, power: str
                 await game.vote(vote="yes")
             possible = game.get_all_possible_orders()
             places = game.get_orderable_locations(power)
-            await game.set_orders(
-                orders=[dice.choice(sorted(possible[place])) for place in places if possible[place]], wait=False
-            )
+            await game.set_orders(orders=[rng.choice(sorted(possible[place])) for place in places if possible[place]], wait=False)
             ordered = phase
         except Exception as error:  # as somebody else's program may do: say it, and try again
             sys.stderr.write(f"{account} {phase}: {type(error).__name__} {error}\n")

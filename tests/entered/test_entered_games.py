@@ -12,7 +12,7 @@ from entente.game.board import POWERS, Board
 from entente.game.recorded import recorded_turns
 from entente.game.snapshot import make_snapshot
 from entente.live_games.entered_file import keep_game
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import InputError
 from storage.played_games import SavedGame, play_again, read_game
 
@@ -24,7 +24,7 @@ def _played(seed: int, phases: int, *, drawn: bool) -> Any:
 
     Nothing is convoyed in the last phase, because the package judges convoys otherwise, and no later record corrects us.
     """
-    game, rng = Game(game_id=f"g{seed}"), dice("entered", seed)
+    game, rng = Game(game_id=f"g{seed}"), seeded_rng("entered", seed)
     for left in reversed(range(phases)):
         if game.is_game_done:
             break

@@ -17,7 +17,7 @@ from entente.game.board import POWERS, Board
 from entente.game.scripted import player
 from entente.players.policy import PolicyPlayer
 from entente.players.search_settings import SearchSettings
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import EngineError, InputError
 from flows.open_players import open_players
 from storage.runs import RunPaths
@@ -76,7 +76,7 @@ def test_a_game_is_what_playing_it_out_gives():
     board = Board.start()
     while board.year == 1901:
         orders = {
-            power: player(game.seats[power])(legal, dice(f"match/{MIXED.seed}/0/1", board.phase, power), board)
+            power: player(game.seats[power])(legal, seeded_rng(f"match/{MIXED.seed}/0/1", board.phase, power), board)
             for power, legal in board.legal_orders().items()
         }
         board.step(orders)

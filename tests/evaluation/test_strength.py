@@ -13,7 +13,7 @@ from entente.evaluation.strength import POLICY, measure_strength
 from entente.game.board import Board
 from entente.game.scripted import player
 from entente.players.policy import DecisionRequest, PolicyPlayer
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.runs import RunPaths
 
@@ -29,7 +29,9 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
     gains = []
     for snapshot in positions:
         able = sorted(
-            dice("evaluation-powers", SCORE_SEED, snapshot.snapshot_id).sample(list(Board.restore(snapshot).legal_orders()), 2)
+            seeded_rng("evaluation-powers", SCORE_SEED, snapshot.snapshot_id).sample(
+                list(Board.restore(snapshot).legal_orders()), 2
+            )
         )
         for power in able:
             board, name = (
@@ -39,7 +41,7 @@ def test_the_score_of_a_scripted_player_is_what_playing_it_out_gains(positions):
             year, start = board.year, len(board.centres()[power])
             while board.phase < f"S{year + 1}M" if board.phase[0] == "S" else board.year == year:
                 orders = {
-                    seat: player("mover" if seat == power else "random")(legal, dice(name, board.phase, seat))
+                    seat: player("mover" if seat == power else "random")(legal, seeded_rng(name, board.phase, seat))
                     for seat, legal in board.legal_orders().items()
                 }
                 board.step(orders)
@@ -70,7 +72,7 @@ class Holds:
     """Decides what the scripted player 'hold' would, under whatever name it sits."""
 
     async def decide(self, request: DecisionRequest) -> list[str]:
-        return list(player("hold")(request.legal, dice(request.game), request.board))
+        return list(player("hold")(request.legal, seeded_rng(request.game), request.board))
 
 
 def test_players_that_decide_alike_score_alike(positions):

@@ -11,7 +11,7 @@ from entente.game.board import POWERS, Board
 from entente.game.scores import horizon_reached
 from entente.game.scripted import player
 from entente.players.policy import DecisionRequest
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import InputError
 
 HOLD = Continuation(forks=6, years=1, players=("hold",))
@@ -19,7 +19,7 @@ DUMBBOT = Continuation(forks=6, years=2)
 
 
 def holds(board: Board) -> dict[str, tuple[str, ...]]:
-    return {power: tuple(player("hold")(legal, dice(), board)) for power, legal in board.legal_orders().items()}
+    return {power: tuple(player("hold")(legal, seeded_rng(), board)) for power, legal in board.legal_orders().items()}
 
 
 @pytest.fixture
@@ -60,7 +60,9 @@ def test_a_fork_ends_as_a_naive_loop_with_its_dice(autumn):
             board.step(orders)
             while not horizon_reached("F1901M", board.phase, 2):
                 legal = board.legal_orders()
-                board.step({power: player("dumbbot")(legal[power], dice(name, board.phase, power), board) for power in legal})
+                board.step(
+                    {each: player("dumbbot")(own, seeded_rng(name, board.phase, each), board) for each, own in legal.items()}
+                )
             assert end.centres == board.centre_counts()
 
 
@@ -72,9 +74,9 @@ def test_a_version_meets_one_luck_in_a_phase_whatever_came_before_it(autumn):
     class Listens:
         async def decide(self, request: DecisionRequest) -> list[str]:
             side = request.game.split("/")[4]
-            met[side, request.board.phase, request.power].add((request.dice, request.phase_index))
+            met[side, request.board.phase, request.power].add((request.rng_name, request.phase_index))
             games.append(f"{request.game}/{request.phase_index}/{request.power}")
-            return player("hold")(request.legal, dice(), request.board)
+            return player("hold")(request.legal, seeded_rng(), request.board)
 
     retreat = ["A TYR - MUN", "A BUR S A TYR - MUN"]
     asked(autumn, retreat, Continuation(forks=6, years=2, players=("v1",)), v1=Listens())

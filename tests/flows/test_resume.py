@@ -79,10 +79,10 @@ LEAGUE = ("--rollouts.opponents", "random,league*3", "--rollouts.opponents-by", 
 def killed(workplace: Any, trained: Any) -> Iterator[tuple[RunPaths, dict[str, Any]]]:
     """A run of four steps against its league, rollouts beside training, killed twice: in one of its steps, and while it was
     starting."""
-    dice = random.Random()
+    rng = random.Random()
     killer = Killer(workplace, "killed", 4, *OVERLAPPED, *LEAGUE)
-    killer.kill_when(step=2, then_s=dice.uniform(0, 0.6))
-    killer.kill_when(then_s=dice.uniform(1, 8))
+    killer.kill_when(step=2, then_s=rng.uniform(0, 0.6))
+    killer.kill_when(then_s=rng.uniform(1, 8))
     yield killer.paths, killer.finish()
 
 
@@ -145,11 +145,11 @@ def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(w
 
 @pytest.mark.slow
 def test_thirty_kills_at_random_moments_end_in_a_complete_run(workplace, trained):
-    dice, killer = random.Random(), Killer(workplace, "thirty", steps=60)
+    rng, killer = random.Random(), Killer(workplace, "thirty", steps=60)
     for number in range(30):
         if number % 5 == 0:
-            killer.kill_when(then_s=dice.uniform(0.2, 12))
+            killer.kill_when(then_s=rng.uniform(0.2, 12))
         else:
-            killer.kill_when(step=min(58, killer.recorded() + dice.choice([1, 2, 3])), then_s=dice.uniform(0, 1.0))
+            killer.kill_when(step=min(58, killer.recorded() + rng.choice([1, 2, 3])), then_s=rng.uniform(0, 1.0))
     killer.finish()
     audit(killer.paths, steps=60)

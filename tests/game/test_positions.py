@@ -25,9 +25,9 @@ from entente.telemetry.errors import InputError
 def games(count: int, last_year: int, name: str = "random", first: int = 0) -> Iterator[tuple[list[Board], dict[str, Any]]]:
     """The boards of games, and each game as the diplomacy package saves it."""
     for seed in range(first, first + count):
-        dice, board, boards, turns = random.Random(seed), Board.start(), [], []
+        rng, board, boards, turns = random.Random(seed), Board.start(), [], []
         while not board.is_over and board.year <= last_year:
-            orders = {power: player(name)(legal, dice, board) for power, legal in board.legal_orders().items()}
+            orders = {power: player(name)(legal, rng, board) for power, legal in board.legal_orders().items()}
             boards.append(board.fork())
             turns.append((boards[-1], orders))
             board.step(orders)
@@ -61,11 +61,11 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.own_line}-{form.legal_orders}-{form.last_orders}")
 def test_a_prompt_is_read_back_to_its_power_and_its_legal_orders(played, form: PromptSettings):
-    dice = random.Random(0)
+    rng = random.Random(0)
     asked = [(board, legal) for boards, _ in played for board in boards for legal in board.legal_orders().values()]
     for kind in OrderKind:
         of_kind = [each for each in asked if each[1].kind is kind]
-        for board, legal in dice.sample(of_kind, min(12, len(of_kind))):
+        for board, legal in rng.sample(of_kind, min(12, len(of_kind))):
             text = rules_text(form) + board_text(board, legal.power, form) + power_text(legal, board, form)
             power, read = read_prompt(text)
             assert (power, read.phase) == (legal.power, board.phase), text
@@ -267,15 +267,15 @@ def test_a_text_that_is_no_prompt_is_refused_in_a_sentence(text: str, said: str)
 
 
 def test_lines_cut_from_prompts_are_read_or_refused_and_never_fail_otherwise(played):
-    dice = random.Random(7)
+    rng = random.Random(7)
     boards = [board for boards, _ in played for board in boards if board.legal_orders()]
     read = 0
     for _ in range(300):
-        board, form = dice.choice(boards), dice.choice(FORMS)
-        legal = dice.choice(list(board.legal_orders().values()))
+        board, form = rng.choice(boards), rng.choice(FORMS)
+        legal = rng.choice(list(board.legal_orders().values()))
         words = (board_text(board, legal.power, form) + power_text(legal, board, form)).split(" ")
-        for _ in range(dice.randint(1, 3)):
-            words[dice.randrange(len(words))] = dice.choice([*POWERS, "|", "R", "A", "9", "A PAR", "FREE", "", "\n", "1 BUR"])
+        for _ in range(rng.randint(1, 3)):
+            words[rng.randrange(len(words))] = rng.choice([*POWERS, "|", "R", "A", "9", "A PAR", "FREE", "", "\n", "1 BUR"])
         with contextlib.suppress(InputError):
             read += bool(read_prompt(" ".join(words))[1].legal_orders())
     assert read < 300

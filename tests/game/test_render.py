@@ -129,9 +129,9 @@ def test_a_support_of_a_move_points_between_its_ends_and_a_waived_build_leaves_n
 
 
 def test_a_frame_shows_every_place_that_the_orders_name_and_stays_on_the_sketch(positions):
-    boards, dice = [Board.restore(snapshot) for snapshot in positions], random.Random(0)
+    boards, rng = [Board.restore(snapshot) for snapshot in positions], random.Random(0)
     for board, power, legal in [(b, *each) for b in boards for each in b.legal_orders().items()]:
-        places = order_locations(board, power, player("random")(legal, dice))
+        places = order_locations(board, power, player("random")(legal, rng))
         x, y, width, height = frame_around(places)
         assert x >= 0 and y >= 0 and x + width <= WIDTH + 1e-6 and y + height <= HEIGHT + 1e-6
         for location in places:

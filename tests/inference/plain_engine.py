@@ -19,9 +19,9 @@ from entente.telemetry.errors import EngineError, VersionGoneError
 
 def expected_tokens(request: GenerationRequest, version: int) -> list[int]:
     """What any plain engine draws for `request` under `version`."""
-    dice, node, ids = random.Random(f"{request.seed}/{version}"), 0, []
+    rng, node, ids = random.Random(f"{request.seed}/{version}"), 0, []
     while node != END:
-        ids.append(dice.choice(request.table.allowed(node).tolist()))
+        ids.append(rng.choice(request.table.allowed(node).tolist()))
         node = request.table.advance(node, ids[-1])
     return ids
 

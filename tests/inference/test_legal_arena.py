@@ -64,14 +64,14 @@ def numbers_of(seeds: Sequence[int], place: int = 0) -> Tensor:
 
 
 def test_with_equal_logits_it_draws_what_the_torch_engine_draws():
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     tables = [
         thought(3, (9, 11, 20)[: 1 + row // 4 % 3])
         if row % 4 == 0
-        else choice(*sorted(dice.choice(VOCABULARY, size=2 + row % 9, replace=False).tolist()))
+        else choice(*sorted(rng.choice(VOCABULARY, size=2 + row % 9, replace=False).tolist()))
         for row in range(2000)
     ]
-    logits = dice.normal(scale=3, size=(len(tables), VOCABULARY)).astype(np.float32)
+    logits = rng.normal(scale=3, size=(len(tables), VOCABULARY)).astype(np.float32)
     partials = [begin(table, seed, 0.8) for seed, table in enumerate(tables)]
     legal = [partial.allowed() for partial in partials]
     ids = [listed(own) for own in legal]
@@ -115,10 +115,10 @@ def test_the_number_is_that_of_the_place_in_the_completion():
 
 def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
     """Through the thought, its marker, drawn or forced, and the orders after it; preempted in between, it goes on."""
-    dice = np.random.default_rng(5)
+    rng = np.random.default_rng(5)
     for seed in range(30):
         table = thought(3)
-        logits = dice.normal(scale=2, size=(8, VOCABULARY)).astype(np.float32)
+        logits = rng.normal(scale=2, size=(8, VOCABULARY)).astype(np.float32)
         logits[:, 8] += 2  # the marker
         partial = begin(table, seed, 1.0)
         while not partial.done:
@@ -138,9 +138,9 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
 def test_a_thought_over_several_blocks_is_drawn_as_from_one_list(number: float | None):
     """The float64 draw of the torch engine is the oracle."""
     size, rows = 1500, 400
-    dice = np.random.default_rng(size)
+    rng = np.random.default_rng(size)
     table = replace(thought(2), thought=ThoughtRule(budget=2, end=size, excluded=(9,)))
-    logits = dice.normal(scale=8, size=(rows, size)).astype(np.float32)
+    logits = rng.normal(scale=8, size=(rows, size)).astype(np.float32)
     logits[:, [0, 700, size - 1]] = -np.inf
     partials = [begin(table, seed, 0.9) for seed in range(rows)]
     numbers = numbers_of(range(rows)) if number is None else torch.full((rows,), number, dtype=torch.float64)

@@ -135,7 +135,7 @@ class Runner:
         self.processor: Any = vllm.Processor(config, torch.device("cpu"), False)
         self._rows: list[Request] = []
 
-    def step(self, gone: list[Request], come: list[Request], dice: random.Random) -> Iterator[tuple[Request, int]]:
+    def step(self, gone: list[Request], come: list[Request], rng: random.Random) -> Iterator[tuple[Request, int]]:
         rows: list[Request | None] = [None if row in gone else row for row in self._rows]
         removed = [index for index, row in enumerate(rows) if row is None]
         holes, added, moved = sorted(removed), [], []
@@ -151,8 +151,8 @@ class Runner:
                 hole = rows.index(None)
                 rows[hole] = last
                 moved.append((len(rows), hole, vllm.Move.UNIDIRECTIONAL))
-        if len(rows) > 1 and dice.random() < 0.3:
-            a, b = dice.sample(range(len(rows)), 2)
+        if len(rows) > 1 and rng.random() < 0.3:
+            a, b = rng.sample(range(len(rows)), 2)
             rows[a], rows[b] = rows[b], rows[a]
             moved.append((a, b, vllm.Move.SWAP))
         update = vllm.BatchUpdate(batch_size=len(rows), removed=removed[::-1], added=added, moved=moved)
@@ -222,7 +222,7 @@ def follow_requests(
     engine: Any,
     tokens: Tokens,
     choices: list[LegalOrders],
-    dice: random.Random,
+    rng: random.Random,
     ways: Sequence[Thinking | None] = (None,),
 ) -> None:
     builders = {way: TableBuilder(tokens.codec, thinking=way) for way in ways}
@@ -234,19 +234,19 @@ def follow_requests(
         gone = [request for request in running if request.output[-1:] == [tokens.codec.eos_id]]
         finished += len(gone)
         kept = [request for request in running if request not in gone]
-        put_aside = [request for request in kept if dice.random() < 0.1]
+        put_aside = [request for request in kept if rng.random() < 0.1]
         room = SEATS - len(kept) + len(put_aside)
-        fresh = [aside.pop()] if aside and room and dice.random() < 0.6 else []
+        fresh = [aside.pop()] if aside and room and rng.random() < 0.6 else []
         room -= len(fresh)
-        for _ in range(dice.randint(0, room) if step < 40 else 0):
-            legal = dice.choice(choices)
-            way = dice.choice(ways)
-            table = builders[way].table(legal) if dice.random() < 0.8 else None
+        for _ in range(rng.randint(0, room) if step < 40 else 0):
+            legal = rng.choice(choices)
+            way = rng.choice(ways)
+            table = builders[way].table(legal) if rng.random() < 0.8 else None
             way = None if table is None else way
-            fresh.append(Request(table, spelled[legal], dice.randint(1, 9), at_first_choice=dice.random() < 0.5, thinking=way))
+            fresh.append(Request(table, spelled[legal], rng.randint(1, 9), at_first_choice=rng.random() < 0.5, thinking=way))
         running = [request for request in kept if request not in put_aside] + fresh
         aside += put_aside
-        rows = list(engine.step(gone + put_aside, fresh, dice))
+        rows = list(engine.step(gone + put_aside, fresh, rng))
         assert len(rows) == len(running)
         if not running:
             if step > 40 and not aside:
@@ -259,11 +259,11 @@ def follow_requests(
             keep = list(range(VOCABULARY)) if allowed is None else sorted(allowed)
             assert torch.isfinite(masked[row]).nonzero().flatten().tolist() == keep
             assert torch.equal(masked[row, keep], before[row, keep])
-            if request.thinks and dice.random() < 0.3:
+            if request.thinks and rng.random() < 0.3:
                 allowed = {tokens.codec.separator_id}
             unbound = allowed is None and len(request.output) < 5
             request.output.append(
-                dice.randrange(100, VOCABULARY) if unbound else dice.choice(sorted(allowed or [tokens.codec.eos_id]))
+                rng.randrange(100, VOCABULARY) if unbound else rng.choice(sorted(allowed or [tokens.codec.eos_id]))
             )
     assert finished and engine.processor.illegal_tokens == 0
 
@@ -281,13 +281,13 @@ def simple_table(*tokens: int) -> LegalTable:
 @pytest.mark.parametrize("token", [3, VOCABULARY, 2**31 - 1, -5], ids=str)
 def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(token: int):
     """Nothing raises, whatever comes; not even a number that would be another node's token."""
-    engine, dice = Runner(), random.Random(0)
+    engine, rng = Runner(), random.Random(0)
     strayed, good = Request(simple_table(5, 6), [(5, 9), (6, 9)], 2), Request(simple_table(5, 8), [(5, 9), (8, 9)], 2)
-    list(engine.step([], [strayed, good], dice))
+    list(engine.step([], [strayed, good], rng))
     engine.apply(torch.zeros(2, VOCABULARY))
     strayed.output.append(token)
     good.output.append(8)
-    rows = dict(engine.step([], [], dice))
+    rows = dict(engine.step([], [], rng))
     masked = engine.apply(torch.zeros(2, VOCABULARY))
     assert torch.isfinite(masked[rows[good]]).nonzero().flatten().tolist() == [9]
     if token >= 0:  # vLLM shows a token that it does not know yet as -1
@@ -297,10 +297,10 @@ def test_a_token_outside_its_table_frees_its_row_alone_and_is_counted(token: int
 
 def test_the_processor_waits_for_a_token_that_is_not_known_yet():
     """On CUDA a step may begin before the tokens of the last one have arrived; they stand as -1 until they do."""
-    engine, dice, request = Runner(), random.Random(0), Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
+    engine, rng, request = Runner(), random.Random(0), Request(simple_table(5, 6), [(5, 9), (6, 9)], 2)
     for output, allowed in ([], [5, 6]), ([-1], [5, 6]), ([6], [9]), ([6, -1], [9]):
         request.output[:] = output
-        list(engine.step([], [request] if not output else [], dice))
+        list(engine.step([], [request] if not output else [], rng))
         assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))[0]).nonzero().flatten().tolist() == allowed
     assert engine.processor.illegal_tokens == 0
 
@@ -309,11 +309,11 @@ def test_the_room_of_tables_that_nobody_uses_is_taken_back():
     """However many tables come by, the arena holds a few times those of the requests in flight."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", 8)
-        engine, dice, before = Runner(), random.Random(0), []
+        engine, rng, before = Runner(), random.Random(0), []
         arena = engine.processor._rows._arena
         for number in range(60):
             now = [Request(simple_table(*range(10 * number, 10 * number + 9)), [(10 * number, 9)], 2) for _ in range(2)]
-            list(engine.step(before, now, dice))
+            list(engine.step(before, now, rng))
             engine.apply(torch.zeros(2, VOCABULARY))
             before = now
             assert len(arena._keys) < 10 * 4 * SEATS and len(arena._placed) < 4 * SEATS

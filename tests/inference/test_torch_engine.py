@@ -42,8 +42,8 @@ def request(name: str, prompt: Sequence[int], *, table: LegalTable = TABLE, seed
 
 
 def some_prompts(count: int, length: int = 60) -> list[list[int]]:
-    dice = np.random.default_rng(7)
-    return [dice.integers(0, 200, length).tolist() for _ in range(count)]
+    rng = np.random.default_rng(7)
+    return [rng.integers(0, 200, length).tolist() for _ in range(count)]
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def test_the_contract_of_pettingzoo_is_kept(positions: list[Snapshot], capsys: p
     assert "SPRING 1901 MOVEMENT" in capsys.readouterr().out
 
 
-def play(environment: DiplomacyEnv, dice: random.Random) -> dict[str, float]:
+def play(environment: DiplomacyEnv, rng: random.Random) -> dict[str, float]:
     """Play a game at random; returns the sum of each agent's rewards."""
     totals = dict.fromkeys(environment.agents, 0.0)
     for agent in environment.agent_iter():
@@ -65,7 +65,7 @@ def play(environment: DiplomacyEnv, dice: random.Random) -> dict[str, float]:
             environment.step(None)
         else:
             assert observation is not None
-            environment.step(int(dice.choice(np.flatnonzero(observation["action_mask"]))))
+            environment.step(int(rng.choice(np.flatnonzero(observation["action_mask"]))))
     return totals
 
 

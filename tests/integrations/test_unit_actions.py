@@ -60,9 +60,9 @@ def test_every_order_of_played_games_has_an_action_and_a_site_has_no_two_with_on
     texts = action_texts()
     assert len(texts) == len(set(texts)) and PASS in texts
     for seed in range(3):
-        dice, board = random.Random(seed), Board.start()
+        rng, board = random.Random(seed), Board.start()
         while not board.is_over and board.year < 1908:
             legal = board.legal_orders()
             for options in (options for own in legal.values() for options in own.options):
                 assert len({action_of(order) for order in options}) == len(options)
-            board.advance({power: player("mover")(own, dice, board) for power, own in legal.items()})
+            board.advance({power: player("mover")(own, rng, board) for power, own in legal.items()})

@@ -9,7 +9,7 @@ from entente.game.scripted import player
 from entente.game.snapshot import POWERS
 from entente.live_games.game import HUMAN, Choice, PlayedGame
 from entente.players.policy import DecisionRequest
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import EngineError
 from storage.played_games import SavedProposal
 
@@ -28,7 +28,7 @@ class Bots:
         self.asked.append((request.board.phase, request.power))
         if self.fails:
             raise EngineError("the engine is lost")
-        rng: random.Random = dice(request.dice, request.board.phase, request.power)
+        rng: random.Random = seeded_rng(request.rng_name, request.board.phase, request.power)
         return Choice(orders=tuple(player(name)(request.legal, rng, request.board)), probability=0.5, proposals=self.proposals)
 
 

@@ -31,7 +31,7 @@ def choose(decider: Decider, temperature: float = 1.0) -> Choice:
     opened: Any = OpenPlayers(host=SimpleNamespace(run=run), deciders={"it": decider})  # pyright: ignore[reportArgumentType]
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
-    request = DecisionRequest(game="g", dice="d", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="s")
+    request = DecisionRequest(game="g", rng_name="d", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="s")
     return asyncio.run(SeatedPlayers(("it",), opened, temperature).choose("it", request))
 
 

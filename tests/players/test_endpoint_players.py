@@ -149,10 +149,10 @@ def test_a_dying_endpoint_ends_the_match_and_the_answers_before_are_kept(tmp_pat
     assert all(json.loads(line)["player"] == server.player for line in lines)
 
 
-def decision(board: Board, dice: str, shared: str = "") -> DecisionRequest:
+def decision(board: Board, rng_name: str, shared: str = "") -> DecisionRequest:
     legal = board.legal_orders()["FRANCE"]
     return DecisionRequest(
-        game=dice, dice=dice, shared=shared, phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id=""
+        game=rng_name, rng_name=rng_name, shared=shared, phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id=""
     )
 
 

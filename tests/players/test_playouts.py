@@ -10,7 +10,7 @@ from entente.game.scripted import player
 from entente.players.playouts import Playouts, seats_of, value_of
 from entente.players.policy import DecisionRequest
 from entente.players.search_settings import SearchSettings
-from entente.players.seeds import dice
+from entente.players.seeds import seeded_rng
 from entente.rollouts.fork import ForkPlan, play_fork
 
 
@@ -25,7 +25,7 @@ def played_to(phase: str) -> Board:
 def asked(board: Board) -> DecisionRequest:
     """A request of the first power that has a choice."""
     legal = next(legal for legal in board.legal_orders().values() if not legal.is_forced)
-    return DecisionRequest(game="g", dice="g", phase_index=0, power=legal.power, legal=legal, board=board, snapshot_id="")
+    return DecisionRequest(game="g", rng_name="g", phase_index=0, power=legal.power, legal=legal, board=board, snapshot_id="")
 
 
 class Given:
@@ -37,7 +37,7 @@ class Given:
     async def decide(self, request: DecisionRequest) -> list[str]:
         if request.phase_index == 0:
             return self._orders
-        return player(self._then)(request.legal, dice(request.dice, request.board.phase, request.power), request.board)
+        return player(self._then)(request.legal, seeded_rng(request.rng_name, request.board.phase, request.power), request.board)
 
 
 def forked(board: Board, power: str, orders: list[str], name: str, settings: SearchSettings) -> float:

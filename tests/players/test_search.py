@@ -34,7 +34,7 @@ def autumn() -> DecisionRequest:
 
 def asked(board: Board, power: str) -> DecisionRequest:
     legal = board.legal_orders()[power]
-    return DecisionRequest(game="g", dice="g", phase_index=0, power=power, legal=legal, board=board, snapshot_id="")
+    return DecisionRequest(game="g", rng_name="g", phase_index=0, power=power, legal=legal, board=board, snapshot_id="")
 
 
 def holding(request: DecisionRequest, **instead: str) -> list[str]:

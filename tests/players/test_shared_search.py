@@ -43,7 +43,7 @@ class Counted:
 def request(board: Board, power: str, fork: int, shared: str = "p/5/0") -> DecisionRequest:
     legal, game = board.legal_orders()[power], f"{shared}/{fork}"
     return DecisionRequest(
-        game=game, dice=game, phase_index=0, power=power, legal=legal, board=board, snapshot_id="", shared=shared
+        game=game, rng_name=game, phase_index=0, power=power, legal=legal, board=board, snapshot_id="", shared=shared
     )
 
 
@@ -58,7 +58,7 @@ def test_forks_that_meet_in_one_position_ask_once_and_with_the_luck_of_their_gro
         assert all(found[3 * each] == found[3 * each + 1] == found[3 * each + 2] for each in range(4))
 
     asyncio.run(ask())
-    assert [(each.dice, each.power) for each in counted.asked] == [("p/5/0", "FRANCE"), ("p/5/0", "ITALY")] * 2 + [
+    assert [(each.rng_name, each.power) for each in counted.asked] == [("p/5/0", "FRANCE"), ("p/5/0", "ITALY")] * 2 + [
         ("p/5/1", "FRANCE")
     ]
     assert len({(each.game, each.power) for each in counted.asked}) == 5, "requests in progress have names of their own"
@@ -87,7 +87,7 @@ def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positi
     alone, board = SearchDecider(QUICK, proposer="mover"), Board.restore(positions[0])
     for power in board.legal_orders():
         if power != "FRANCE":
-            wanted = asyncio.run(alone.decide(replace(request(board, power, 0), dice="p/5/0")))
+            wanted = asyncio.run(alone.decide(replace(request(board, power, 0), rng_name="p/5/0")))
             assert all(orders[power] == list(wanted) for orders in first)
 
 
@@ -111,7 +111,7 @@ TEACHING = SearchSettings(proposals=3, scripted=(), playouts=6, player=("random"
 def test_a_teacher_orders_what_the_player_of_a_match_orders_and_so_does_a_copy():
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
-    request = DecisionRequest(game="g", dice="g", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
+    request = DecisionRequest(game="g", rng_name="g", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="")
     wanted = asyncio.run(SearchDecider(TEACHING, proposer="mover").decide(request))
     teacher = SearchTeacher(TEACHING)
     assert teacher("mover", board, "FRANCE", "g") == wanted == pickle.loads(pickle.dumps(teacher))("mover", board, "FRANCE", "g")

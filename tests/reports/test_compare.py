@@ -30,7 +30,7 @@ STEPS = 4
 
 
 def ledger_rows(step: int, seed: int = 0, groups: int = 2) -> pa.Table:
-    dice = random.Random(f"{step}/{seed}")
+    rng = random.Random(f"{step}/{seed}")
     made = [(group, fork) for group in range(groups) for fork in range(3)]
     columns: dict[str, list[Any]] = {
         "shard": ["local/000000.arrow"] * len(made),
@@ -43,8 +43,8 @@ def ledger_rows(step: int, seed: int = 0, groups: int = 2) -> pa.Table:
         "phase": ["S1903M"] * len(made),
         "policy_version": [step - 1] * len(made),
         "policy_lag": [0] * len(made),
-        "checksum": [dice.randrange(2**32) for _ in made],
-        "return": [dice.gauss(0, 1) for _ in made],
+        "checksum": [rng.randrange(2**32) for _ in made],
+        "return": [rng.gauss(0, 1) for _ in made],
         "advantage_group": [group for group, _ in made],
     }
     return pa.table({name: pa.array(columns[name], ROWS_SCHEMA.field(name).type) for name in ROWS_SCHEMA.names})
@@ -54,12 +54,12 @@ def ledger_rows(step: int, seed: int = 0, groups: int = 2) -> pa.Table:
 def make(tmp_path: Path) -> Callable[..., RunPaths]:
     """A run of recorded steps without rows: `make("a", training={...})`."""
 
-    def run(name: str, count: int = STEPS, dice: int = 0, **settings: Any) -> RunPaths:
+    def run(name: str, count: int = STEPS, seed: int = 0, **settings: Any) -> RunPaths:
         paths = RunPaths(tmp_path / "runs" / name).create()
         paths.settings.write_text(RunSettings(run=name, **settings).model_dump_json())
         paths.environment.write_text(json.dumps({"torch": "2.9", "cpu_cores": "2"}))
         for step in range(1, count + 1):
-            write_ledger(paths, step, ledger_rows(step, dice), {"settings_hash": "s", "selection": "{}"})
+            write_ledger(paths, step, ledger_rows(step, seed), {"settings_hash": "s", "selection": "{}"})
         lines = [{"step": step, "time/step_s": 2.0, "train/reward": 0.1 * step} for step in range(1, count + 1)]
         paths.metrics.write_text("\n".join(map(json.dumps, lines)))
         return paths
@@ -104,10 +104,10 @@ def score(gains: list[float], **changes: Any) -> ScoreRecord:
 @pytest.mark.parametrize("more", [0.75, 0.0], ids=["a difference", "none"])
 def test_a_difference_is_claimed_only_where_its_interval_excludes_0(make, more: float):
     """The two intervals overlap by far, as the positions are of very different worth; the paired one says what is the case."""
-    first, second, dice = make("a"), make("b"), random.Random(3)
-    worth = [dice.choice([-3.0, 0.0, 3.0]) for _ in range(16)]
-    write_score(first, score([value + dice.choice([0.25, -0.25]) for value in worth]))
-    write_score(second, score([value + dice.choice([0.25, -0.25]) + more for value in worth]))
+    first, second, rng = make("a"), make("b"), random.Random(3)
+    worth = [rng.choice([-3.0, 0.0, 3.0]) for _ in range(16)]
+    write_score(first, score([value + rng.choice([0.25, -0.25]) for value in worth]))
+    write_score(second, score([value + rng.choice([0.25, -0.25]) + more for value in worth]))
     found = compared(first, second)
     (verdict,) = sentences.verdicts(found)
     page = Page(html_of(found, Path("runs")))

@@ -96,7 +96,9 @@ def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) ->
         await engine.publish(replace(player.policy, version=1))
         board, found = Board.restore(position), []
         for power, legal in list(board.legal_orders().items())[:3]:
-            request = DecisionRequest(game="g", dice="d", phase_index=0, power=power, legal=legal, board=board, snapshot_id="s")
+            request = DecisionRequest(
+                game="g", rng_name="d", phase_index=0, power=power, legal=legal, board=board, snapshot_id="s"
+            )
             found.append(await PolicyPlayer(engine, tokens, 1).sample(request))
         await engine.close()
         return found

@@ -18,9 +18,9 @@ def played_on(starts: list[Snapshot], phases: int = 4) -> list[Snapshot]:
     """Positions that a run could reach from these: `phases` of each, each start in its own group."""
     found = []
     for number, start in enumerate(starts):
-        board, dice = Board.restore(start), random.Random(number)
+        board, rng = Board.restore(start), random.Random(number)
         for _ in range(phases):
-            board.step({power: player("random")(own, dice, board) for power, own in board.legal_orders().items()})
+            board.step({power: player("random")(own, rng, board) for power, own in board.legal_orders().items()})
             found.append(board.snapshot(game_id=f"mine-local-{number:06d}", seed=number, source="policy:3"))
     return found
 

@@ -81,10 +81,10 @@ def start() -> Any:
             process.stdout.close()
 
 
-def kill_one(paths: RunPaths, start: Callable[..., Any], first: int, dice: random.Random) -> list[int]:
+def kill_one(paths: RunPaths, start: Callable[..., Any], first: int, rng: random.Random) -> list[int]:
     """Kill a writer at a random moment of publishing one shard after another; what it said it had published."""
     writer = start(WRITER, paths.root, first, 10**6, "p0")
-    time.sleep(dice.uniform(0.0, 0.12))
+    time.sleep(rng.uniform(0.0, 0.12))
     writer.send_signal(signal.SIGKILL)
     out, _ = writer.communicate()
     return [int(line) for line in out.splitlines()]
@@ -94,11 +94,11 @@ def kill_one(paths: RunPaths, start: Callable[..., Any], first: int, dice: rando
 def test_writers_killed_at_any_moment_leave_whole_shards_and_lose_none_while_somebody_reads(
     paths: RunPaths, start: Callable[..., Any], tmp_path: Path
 ) -> None:
-    dice, done, kills = random.Random(), tmp_path / "done", 6
+    rng, done, kills = random.Random(), tmp_path / "done", 6
     reader = start(READER, paths.root, done)
     said: set[int] = set()
     for _ in range(kills):
-        said.update(kill_one(paths, start, max(said, default=-1) + 1, dice))
+        said.update(kill_one(paths, start, max(said, default=-1) + 1, rng))
     done.touch()
     out, _ = reader.communicate(timeout=60)
     assert reader.returncode == 0, "the reader saw a part of a shard, or lost one"

@@ -15,9 +15,9 @@ from storage.runs import GAMES_FOLDER
 
 def store_game(folder: Path, name: str = "evening", phases: int = 12) -> Path:
     """A game of a person (France), a version (Italy) and scripted players; Italy searched in the first phase."""
-    board, dice, turns = Board.start(), random.Random(name), []
+    board, rng, turns = Board.start(), random.Random(name), []
     for number in range(phases):
-        orders = {power: tuple(player("mover")(own, dice, board)) for power, own in board.legal_orders().items()}
+        orders = {power: tuple(player("mover")(own, rng, board)) for power, own in board.legal_orders().items()}
         tried = SavedProposal(orders=orders["ITALY"], value=4.5, playouts=8, probability=0.25) if not number else None
         turn = SavedTurn(
             phase=board.phase,

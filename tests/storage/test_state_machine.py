@@ -48,7 +48,7 @@ class Run(RuleBasedStateMachine):
         self.paths = RunPaths(self.folder / "run").create()
         self.storage = StorageSettings(max_policy_lag=LAG, max_uses=uses)
         self.retention = RetentionSettings(shards_gb=1e-9)
-        self.dice = random.Random(7)
+        self.rng = random.Random(7)
         self.rows: dict[str, list[Decision]] = {}
         self.ledgers: dict[int, list[int]] = {}
         self.trained = 0
@@ -66,7 +66,7 @@ class Run(RuleBasedStateMachine):
         for producer in ("p0", "p1") * count:
             number = sum(name.startswith(producer) for name in self.rows)
             decisions, phases = make_shard_rows(
-                self.dice, range(number, number + 1), producer, forks=2, policy_version=max(0, self.trained - behind)
+                self.rng, range(number, number + 1), producer, forks=2, policy_version=max(0, self.trained - behind)
             )
             if crash:
                 folder = self.paths.shards / producer
@@ -81,7 +81,7 @@ class Run(RuleBasedStateMachine):
         """A retry of a task that had published: it loses, unless its shard was given up meanwhile, which changes nothing."""
         name = sorted(self.rows)[which % len(self.rows)]
         producer, number = name[:2], int(name[3:9])
-        others, phases = make_shard_rows(self.dice, range(number, number + 1), producer, forks=3)
+        others, phases = make_shard_rows(self.rng, range(number, number + 1), producer, forks=3)
         found = publish_shard(self.paths, producer, number, others, phases, {})
         assert found.already == (name not in self.gone)
         if not found.already:

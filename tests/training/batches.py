@@ -20,9 +20,9 @@ def batch_of(rows: list[tuple[list[int], list[int]]], *, groups: list[int] | Non
         input_offsets.append(len(ids))
         prompts.append(len(prompt))
         for place, token in enumerate(completion):
-            dice = np.random.default_rng(zlib.crc32(np.array(prompt + completion[:place]).tobytes()))
-            size = int(dice.integers(1, widest + 1))
-            others = [int(other) for other in dice.permutation(VOCABULARY) if other != token][: size - 1]
+            rng = np.random.default_rng(zlib.crc32(np.array(prompt + completion[:place]).tobytes()))
+            size = int(rng.integers(1, widest + 1))
+            others = [int(other) for other in rng.permutation(VOCABULARY) if other != token][: size - 1]
             legal += sorted([*others, token])
             legal_offsets.append(len(legal))
             logprobs.append(-float(np.log(size)))
@@ -46,19 +46,19 @@ def batch_of(rows: list[tuple[list[int], list[int]]], *, groups: list[int] | Non
 
 def three_levels(seed: int = 0, *, positions: int = 2, powers: int = 2, forks: int = 3) -> Batch:
     """Rules, boards, powers and answers; some answers are alike, some begin alike."""
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def tokens(count: int, below: int = VOCABULARY) -> list[int]:
-        return dice.integers(0, below, count).tolist()
+        return rng.integers(0, below, count).tolist()
 
     rules, rows, groups = tokens(12), [], []
     for _ in range(positions):
-        board = rules + tokens(int(dice.integers(5, 9)))
+        board = rules + tokens(int(rng.integers(5, 9)))
         for _ in range(powers):
-            prompt = board + tokens(int(dice.integers(2, 6)))
+            prompt = board + tokens(int(rng.integers(2, 6)))
             number = groups[-1] + 1 if groups else 0
             for _ in range(forks):
-                rows.append((prompt, tokens(int(dice.integers(1, 8)), below=2)))
+                rows.append((prompt, tokens(int(rng.integers(1, 8)), below=2)))
                 groups.append(number)
     return batch_of(rows, groups=groups)
 

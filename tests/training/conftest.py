@@ -39,7 +39,7 @@ class ExactEngine:
         self._temperature, self._forget_mask = temperature, forget_mask
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        dice, node, ids, logprobs = torch.Generator().manual_seed(request.seed % 2**31), 0, [], []
+        rng, node, ids, logprobs = torch.Generator().manual_seed(request.seed % 2**31), 0, [], []
         past, fed = None, torch.tensor([list(request.prompt_ids)])
         while node != END:
             with torch.no_grad():
@@ -47,7 +47,7 @@ class ExactEngine:
             past, logits = out.past_key_values, out.logits[0, -1] / (self._temperature or request.temperature)
             allowed = torch.tensor(request.table.allowed(node).tolist())
             masked = torch.log_softmax(logits[allowed], 0)
-            chosen = int(torch.multinomial(masked.exp(), 1, generator=dice))
+            chosen = int(torch.multinomial(masked.exp(), 1, generator=rng))
             ids.append(int(allowed[chosen]))
             logprobs.append(float(torch.log_softmax(logits, 0)[ids[-1]] if self._forget_mask else masked[chosen]))
             node, fed = request.table.advance(node, ids[-1]), torch.tensor([[ids[-1]]])

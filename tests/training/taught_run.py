@@ -14,7 +14,7 @@ from storage.shards import open_shard, shard_path
 
 def distil_targets_of(paths: RunPaths, seed: int = 3) -> list[DistilTarget]:
     """One distillation target for each position where the forks of the run's first shard gave at least two different answers."""
-    shard, dice, found = shard_path(paths, "local", 0), random.Random(seed), []
+    shard, rng, found = shard_path(paths, "local", 0), random.Random(seed), []
     rows = open_shard(shard).to_pylist()
 
     def position(row: dict) -> str:
@@ -29,7 +29,7 @@ def distil_targets_of(paths: RunPaths, seed: int = 3) -> list[DistilTarget]:
         sets = [
             row["legal_ids"][begin:end] for row in answers for begin, end in pairwise(row["legal_offsets"])
         ]  # position after position, answer after answer
-        weights = np.array([dice.random() for _ in answers])
+        weights = np.array([rng.random() for _ in answers])
         weights /= weights.sum()
         found.append(
             DistilTarget(

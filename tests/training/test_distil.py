@@ -56,10 +56,10 @@ def rows_of(paths: RunPaths):
 
 
 def stirred(model: Path, settings: TrainingSettings) -> Policy:
-    policy, dice = Policy(model, settings), torch.Generator().manual_seed(1)
+    policy, rng = Policy(model, settings), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=dice))
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=rng))
     return policy
 
 

@@ -28,14 +28,14 @@ class Update:
     """A made-up update: positions with logits, legal sets and drawn tokens of a few decisions; every third position is probed."""
 
     def __init__(self, seed: int = 0) -> None:
-        dice = random.Random(seed)
+        rng = random.Random(seed)
         self.decisions = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
-        self.sets = [sorted(dice.sample(range(VOCABULARY), dice.randint(2, 5))) for _ in self.decisions]
-        self.drawn = [dice.randrange(len(legal)) for legal in self.sets]
-        self.logits, self.base = ([[dice.gauss(0, 1.5) for _ in range(VOCABULARY)] for _ in self.decisions] for _ in range(2))
+        self.sets = [sorted(rng.sample(range(VOCABULARY), rng.randint(2, 5))) for _ in self.decisions]
+        self.drawn = [rng.randrange(len(legal)) for legal in self.sets]
+        self.logits, self.base = ([[rng.gauss(0, 1.5) for _ in range(VOCABULARY)] for _ in self.decisions] for _ in range(2))
         self.advantages = [1.5, -0.5, 2.0, -1.25]
         now = self.policies(self.logits)
-        self.behaviour = [now[at][self.sets[at][self.drawn[at]]] + dice.gauss(0, 0.5) for at in range(len(self.decisions))]
+        self.behaviour = [now[at][self.sets[at][self.drawn[at]]] + rng.gauss(0, 0.5) for at in range(len(self.decisions))]
         self.probed = [at % 3 == 0 for at in range(len(self.decisions))]
         self.thoughts = [False] * len(self.decisions)
 

@@ -65,10 +65,10 @@ def base(kind: str = "qwen3", *, tied: bool = True, kv_heads: int = 2, **more: A
 def policy_of(model: Any, settings: TrainingSettings = SETTINGS) -> Policy:
     """A policy whose adapter is no longer 0, so that every weight has a gradient."""
     policy = Policy(model, settings)
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in policy.parameters():
-            weight.add_(0.1 * torch.randn(weight.shape, generator=dice))
+            weight.add_(0.1 * torch.randn(weight.shape, generator=rng))
     return policy
 
 
@@ -150,8 +150,8 @@ def test_the_gradient_does_not_depend_on_the_budget(budget):
 
 
 def queries(tokens: int, heads: int = 4, key_heads: int = 2, width: int = 16) -> list[torch.Tensor]:
-    dice = torch.Generator().manual_seed(2)
-    return [torch.randn(1, tokens, count, width, generator=dice).transpose(1, 2) for count in (heads, key_heads, key_heads)]
+    rng = torch.Generator().manual_seed(2)
+    return [torch.randn(1, tokens, count, width, generator=rng).transpose(1, 2) for count in (heads, key_heads, key_heads)]
 
 
 @pytest.fixture(params=["cpu", "any device"])

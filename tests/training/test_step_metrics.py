@@ -31,18 +31,18 @@ def batch() -> Any:
 
 
 def token_figures(seed: int, rows: list[int], **given: Any) -> np.ndarray:
-    dice, n = random.Random(seed), len(rows)
+    rng, n = random.Random(seed), len(rows)
     figures: dict[str, Any] = {
         "batch_row": np.array(rows),
         "in_thought": np.zeros(n, bool),
-        "log_ratio": np.array([dice.gauss(0, 0.01) for _ in rows], np.float32),
-        "entropy": np.array([dice.random() for _ in rows], np.float32),
-        "legal_mass": np.array([dice.random() if place % 2 else np.nan for place in range(n)], np.float32),
+        "log_ratio": np.array([rng.gauss(0, 0.01) for _ in rows], np.float32),
+        "entropy": np.array([rng.random() for _ in rows], np.float32),
+        "legal_mass": np.array([rng.random() if place % 2 else np.nan for place in range(n)], np.float32),
         "kl": np.full(n, np.nan, np.float32),
         "slope": np.full(n, np.nan, np.float32),
-        "clipped_low": np.array([dice.random() < 0.2 for _ in rows]),
-        "clipped_high": np.array([dice.random() < 0.2 for _ in rows]),
-        "left_out": np.array([dice.random() < 0.1 for _ in rows]),
+        "clipped_low": np.array([rng.random() < 0.2 for _ in rows]),
+        "clipped_high": np.array([rng.random() < 0.2 for _ in rows]),
+        "left_out": np.array([rng.random() < 0.1 for _ in rows]),
     }
     columns = figures | given
     return np.array(list(zip(*(columns[name] for name in TOKEN_FIGURES.names), strict=True)), TOKEN_FIGURES)

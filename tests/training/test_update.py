@@ -58,10 +58,10 @@ def batch_of(paths: RunPaths) -> Batch:
 def stirred(model: Path, settings: TrainingSettings) -> Policy:
     """A policy that left the sampler: ratios are no longer 1, and guards act."""
     policy = Policy(model, settings)
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in policy.parameters():
-            parameter.add_(0.15 * torch.randn(parameter.shape, generator=dice))
+            parameter.add_(0.15 * torch.randn(parameter.shape, generator=rng))
     return policy
 
 

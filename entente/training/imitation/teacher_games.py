@@ -48,22 +48,22 @@ OnProgress = Callable[[str, int, int], None]
 class Search(Protocol):
     """Makes scripted players search. Its `repr` names everything that shapes the orders; worker processes get a copy of it."""
 
-    def __call__(self, name: str, board: Board, power: str, dice: str) -> Sequence[str]:
-        """Orders of the scripted player `name` for `power` after a search whose seed derives from `dice`."""
+    def __call__(self, name: str, board: Board, power: str, rng_name: str) -> Sequence[str]:
+        """Orders of the scripted player `name` for `power` after a search whose seed derives from `rng_name`."""
         ...
 
 
 def scripted_game(number: int, settings: ImitationSettings, search: Search | None = None) -> TeacherGame:
     """A game between scripted players, up to the last year; `search` gives the orders of those that search."""
-    dice = f"teacher game {number} of seed {settings.seed}"
-    rng = random.Random(dice)
+    rng_name = f"teacher game {number} of seed {settings.seed}"
+    rng = random.Random(rng_name)
     names = {power: rng.choice(settings.teachers) for power in POWERS}
     board = Board.start()
     while not board.is_over and board.year <= settings.last_year:
         orders: dict[str, Sequence[str]] = {}
         for power, legal in board.legal_orders().items():
             if search is not None and names[power].endswith(SEARCHES):
-                orders[power] = search(names[power].removesuffix(SEARCHES), board, power, f"{dice}, {board.phase}")
+                orders[power] = search(names[power].removesuffix(SEARCHES), board, power, f"{rng_name}, {board.phase}")
             else:
                 orders[power] = player(names[power])(legal, rng, board)
         yield board, orders

@@ -24,16 +24,16 @@ from entente.training.imitation.teacher_games import make_games
 
 def record(seed: int, phases: int) -> dict[str, Any]:
     """A game of random orders in the untouched engine, as its package saves it. Some units get no order."""
-    game, dice = Game(), random.Random(seed)
+    game, rng = Game(), random.Random(seed)
     for _ in range(phases):
         possible = game.get_all_possible_orders()
         for power in game.powers:
             places = game.get_orderable_locations(power)
-            orders = [dice.choice(sorted(possible[place])) for place in places if possible[place]]
+            orders = [rng.choice(sorted(possible[place])) for place in places if possible[place]]
             if game.phase_type == "A":
                 surplus = len(game.powers[power].centers) - len(game.powers[power].units)
                 orders = orders[: abs(surplus)]
-            game.set_orders(power, orders if game.phase_type == "A" else [each for each in orders if dice.random() < 0.9])
+            game.set_orders(power, orders if game.phase_type == "A" else [each for each in orders if rng.random() < 0.9])
         game.process()
     return json.loads(json.dumps(to_saved_game_format(game)))
 

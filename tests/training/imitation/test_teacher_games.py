@@ -73,9 +73,9 @@ class Searching:
     def __repr__(self) -> str:
         return self.text
 
-    def __call__(self, name: str, board: Board, power: str, dice: str) -> list[str]:
-        self.asked.append((name, power, dice))
-        return player(name)(board.legal_orders()[power], random.Random(dice), board)
+    def __call__(self, name: str, board: Board, power: str, rng_name: str) -> list[str]:
+        self.asked.append((name, power, rng_name))
+        return player(name)(board.legal_orders()[power], random.Random(rng_name), board)
 
 
 def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_path: Path):
@@ -84,7 +84,9 @@ def test_a_searching_teacher_orders_by_its_search_and_is_kept_game_by_game(tmp_p
     assert told == [(1, 3), (2, 3), (3, 3)] and len(list(folder.iterdir())) == 3
     phases = [row for file in sorted(folder.iterdir()) for row in map_arrow(file).table.to_pylist()]
     decisions = sum(len(json.loads(phase_row["orders"])) for phase_row in phases)
-    assert len({(power, dice) for _, power, dice in search.asked}) == len(search.asked) == decisions, "each has its own luck"
+    assert len({(power, rng_name) for _, power, rng_name in search.asked}) == len(search.asked) == decisions, (
+        "each has its own luck"
+    )
     assert {name for name, *_ in search.asked} == {"mover"}
     assert make_games(tmp_path, settings, 1, quiet, Searching("deeper")) != folder, "another search plays other games"
     plain = make_games(tmp_path, SMALL, 1, quiet)
