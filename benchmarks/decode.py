@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.decode_cases import Case, RunInputs, draw, record_step, requests_for
+from benchmarks.decode_cases import Case, RunInputs, record_step, requests_for, sample
 from benchmarks.outcome import Outcome, Target, check_rounds
 from entente.decoding.codec import Codec
 from entente.decoding.table_builder import TableBuilder
@@ -69,12 +69,12 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
     for step in range(1, STEPS + 1):
         await engine.forget_prefixes()  # as each new version does in a run
         steps.append(await record_step(inputs, step, engine, tokens))
-    drawn = [pair for step in steps for pair in step.drawn]
+    sampled = [pair for step in steps for pair in step.sampled]
     decisions = sum(step.decisions for step in steps)
-    prompt_tokens = sum(len(request.prompt_ids) for request, _ in drawn)
-    cached_tokens = sum(generation.cached_tokens for _, generation in drawn)
-    completion_tokens = sum(len(generation.token_ids) for _, generation in drawn)
-    forced = sum(int((generation.logprobs == 0).sum()) for _, generation in drawn)
+    prompt_tokens = sum(len(request.prompt_ids) for request, _ in sampled)
+    cached_tokens = sum(generation.cached_tokens for _, generation in sampled)
+    completion_tokens = sum(len(generation.token_ids) for _, generation in sampled)
+    forced = sum(int((generation.logprobs == 0).sum()) for _, generation in sampled)
     first, *others = ([case.legal for case in step.cases] for step in steps)
     return {
         "prefix_hit_share": cached_tokens / prompt_tokens,
@@ -122,7 +122,7 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
         for in_flight, spent in seconds.items():
             await engine.forget_prefixes()
             began = gpu_aware_clock()
-            await draw(engine, requests, in_flight)
+            await sample(engine, requests, in_flight)
             spent.append((gpu_aware_clock() - began) / len(requests))
     ratios = [alone / together for alone, together in zip(seconds[1], seconds[IN_FLIGHT], strict=True)]
     return {

@@ -70,7 +70,7 @@ def requests_for(cases: Sequence[Case], tokens: Tokens, label: str) -> list[Gene
     ]
 
 
-async def draw(engine: Any, requests: Sequence[GenerationRequest], in_flight: int = 0) -> list[Generation]:
+async def sample(engine: Any, requests: Sequence[GenerationRequest], in_flight: int = 0) -> list[Generation]:
     """Generate all requests, at most `in_flight` at a time; 0: all at once."""
     limit = asyncio.Semaphore(in_flight or len(requests))
 
@@ -97,7 +97,7 @@ class PlayedStep:
 
     cases: list[Case]
     """Every decision, in the order of the requests."""
-    drawn: list[tuple[GenerationRequest, Generation]]
+    sampled: list[tuple[GenerationRequest, Generation]]
     """In the same order."""
     decisions: int
     """Decisions kept for training."""
@@ -107,14 +107,14 @@ class PlayedStep:
 class RecordingEngine:
     engine: Any
     asked: list[GenerationRequest] = field(default_factory=list)
-    drawn: dict[str, Generation] = field(default_factory=dict)
+    sampled: dict[str, Generation] = field(default_factory=dict)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.asked.append(request)
-        self.drawn[request.request_id] = generation = await self.engine.generate(request)
+        self.sampled[request.request_id] = generation = await self.engine.generate(request)
         return generation
 
 
@@ -135,6 +135,6 @@ async def record_step(inputs: RunInputs, step: int, engine: Any, model_tokens: T
     return PlayedStep(
         # A rollout encodes a prompt right before its request, so both lists have the same order.
         cases=[replace(case, snapshot_id=asked.snapshot_id) for case, asked in zip(cases, recording.asked, strict=True)],
-        drawn=[(request, recording.drawn[request.request_id]) for request in recording.asked],
+        sampled=[(request, recording.sampled[request.request_id]) for request in recording.asked],
         decisions=len(decisions_of(played)),
     )

@@ -118,12 +118,12 @@ def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, 
         require_result(taken == ROWS_PER_START_GROUP, "the rows of a new shard")
         attach.append(took)
     pool = rows_of(index)
-    draws = [_draw(pool, seed, round_) for round_ in range(rounds + 1)]
+    samples = [_sample(pool, seed, round_) for round_ in range(rounds + 1)]
     ledger = [
-        waited(lambda step=step, rows=rows: write_ledger(paths, step, rows, {}))[0] for step, rows in enumerate(draws, start=1)
+        waited(lambda step=step, rows=rows: write_ledger(paths, step, rows, {}))[0] for step, rows in enumerate(samples, start=1)
     ]
     gather = []
-    for rows in draws:
+    for rows in samples:
         took, batch = timed(lambda rows=rows: index.gather(rows))
         require_result(len(batch.input_ids), "the tokens of a batch")
         gather.append(took)
@@ -143,7 +143,7 @@ def rows_of(index: Index) -> pa.Table:
     return index.connection.sql(query).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
 
-def _draw(pool: pa.Table, seed: int, round_: int) -> pa.Table:
+def _sample(pool: pa.Table, seed: int, round_: int) -> pa.Table:
     """STEP_SHARDS whole start groups, different in every round."""
     groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
     return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))

@@ -95,13 +95,13 @@ class _LegalTree:
         self._sets: dict[tuple[int, ...], np.ndarray] = {}
 
     def walk(self, length: int) -> tuple[list[int], list[np.ndarray]]:
-        drawn: list[int] = []
+        sampled: list[int] = []
         sets = []
         for _ in range(length):
-            allowed = self._allowed(tuple(drawn))
+            allowed = self._allowed(tuple(sampled))
             sets.append(allowed)
-            drawn.append(int(self._rng.choice(allowed)))
-        return drawn, sets
+            sampled.append(int(self._rng.choice(allowed)))
+        return sampled, sets
 
     def _allowed(self, beginning: tuple[int, ...]) -> np.ndarray:
         if beginning not in self._sets:

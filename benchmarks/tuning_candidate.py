@@ -69,14 +69,14 @@ async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: li
 
 def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float]:
     rates = [len(rows) / seconds for rows, seconds in passes]
-    drawn = [row for rows, _ in passes for row in rows]
-    first = [row.queue_ms + row.prefill_ms for row in drawn]
+    sampled = [row for rows, _ in passes for row in rows]
+    first = [row.queue_ms + row.prefill_ms for row in sampled]
     return {
         "decisions_per_s": median(rates),
         "tokens_per_s": median(sum(len(row.input_ids) - row.prompt_len for row in rows) / seconds for rows, seconds in passes),
-        "latency_ms_p99": float(np.quantile([row.decode_ms + wait for row, wait in zip(drawn, first, strict=True)], 0.99)),
+        "latency_ms_p99": float(np.quantile([row.decode_ms + wait for row, wait in zip(sampled, first, strict=True)], 0.99)),
         "first_token_ms": float(np.mean(first)),
-        "cache_hit": sum(row.cached_tokens for row in drawn) / sum(row.prompt_len for row in drawn),
+        "cache_hit": sum(row.cached_tokens for row in sampled) / sum(row.prompt_len for row in sampled),
         "spread": (max(rates) - min(rates)) / median(rates),
     }
 

@@ -107,9 +107,9 @@ def _write_plot(file: Path, record: MatchRecord) -> str:
     from entente.reports.drawing import stand_alone
     from entente.reports.plots import match_by_year
 
-    if drawn := match_by_year(record):
-        durable_write(file, stand_alone(drawn).encode())
-    return str(file) if drawn else ""
+    if sampled := match_by_year(record):
+        durable_write(file, stand_alone(sampled).encode())
+    return str(file) if sampled else ""
 
 
 async def _play(

@@ -68,11 +68,11 @@ def sample_start_positions(
         raise InputError("There are no positions to sample from. Build the state cache first.")
     # A string seed gives the same numbers in every process; a tuple's hash does not.
     rng = random.Random(f"start positions of step {step} with seed {seed}")
-    drawn = (_draw_strata if sampling == "stratified" else _draw_uniform)(snapshots, count, rng)
-    return [(snapshot, _draw_power(snapshot, rng, sampling)) for snapshot in drawn]
+    sampled = (_sample_strata if sampling == "stratified" else _sample_uniform)(snapshots, count, rng)
+    return [(snapshot, _sample_power(snapshot, rng, sampling)) for snapshot in sampled]
 
 
-def _draw_power(snapshot: Snapshot, rng: random.Random, sampling: Sampling) -> str:
+def _sample_power(snapshot: Snapshot, rng: random.Random, sampling: Sampling) -> str:
     units = units_of_powers(snapshot)
     if snapshot.power in units:
         return snapshot.power
@@ -81,23 +81,23 @@ def _draw_power(snapshot: Snapshot, rng: random.Random, sampling: Sampling) -> s
     return rng.choice(list(units))
 
 
-def _draw_uniform(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
-    drawn: list[Snapshot] = []
-    while len(drawn) < count:
-        drawn += rng.sample(snapshots, min(count - len(drawn), len(snapshots)))
-    return drawn
+def _sample_uniform(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
+    sampled: list[Snapshot] = []
+    while len(sampled) < count:
+        sampled += rng.sample(snapshots, min(count - len(sampled), len(snapshots)))
+    return sampled
 
 
-def _draw_strata(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
+def _sample_strata(snapshots: Sequence[Snapshot], count: int, rng: random.Random) -> list[Snapshot]:
     """Each round samples one position of each stratum, in random order."""
     members: dict[Stratum, list[Snapshot]] = {}
     for snapshot in snapshots:
         members.setdefault(stratum_of(snapshot), []).append(snapshot)
     remaining: dict[Stratum, list[Snapshot]] = {}
-    drawn: list[Snapshot] = []
-    while len(drawn) < count:
-        for stratum in rng.sample(sorted(members), min(count - len(drawn), len(members))):
+    sampled: list[Snapshot] = []
+    while len(sampled) < count:
+        for stratum in rng.sample(sorted(members), min(count - len(sampled), len(members))):
             if not remaining.get(stratum):
                 remaining[stratum] = rng.sample(members[stratum], len(members[stratum]))
-            drawn.append(remaining[stratum].pop())
-    return drawn
+            sampled.append(remaining[stratum].pop())
+    return sampled

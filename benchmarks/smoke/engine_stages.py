@@ -20,7 +20,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.decode_cases import draw, played_positions, requests_for, rollout_cases
+from benchmarks.decode_cases import played_positions, requests_for, rollout_cases, sample
 from benchmarks.smoke.job import Job, StageFailed, StagePass
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
@@ -50,7 +50,7 @@ _MOVED = 0.2
 _FREED_WITHIN_S = 60.0
 """Seconds to wait for the memory of a closed engine."""
 
-Drawn = Sequence[tuple[GenerationRequest, Generation]]
+Sampled = Sequence[tuple[GenerationRequest, Generation]]
 
 
 def model_folder(job: Job) -> Path:
@@ -132,7 +132,7 @@ async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, i
     first, some = in_flight.bit_length(), renamed(requests[: 8 + 4 * in_flight], label)
     fresh = [replace(request, prompt_ids=[first, *request.prompt_ids[1:]]) for request in some]
     began = time.perf_counter()
-    await draw(engine, fresh, in_flight)
+    await sample(engine, fresh, in_flight)
     return len(fresh) / (time.perf_counter() - began)
 
 
@@ -175,7 +175,7 @@ def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
     return (model if policy is None else PeftModel.from_pretrained(model, str(policy.folder))).eval()
 
 
-def check_sampled(job: Job, model: Any, drawn: Drawn) -> Mismatch:
+def check_sampled(job: Job, model: Any, sampled: Sampled) -> Mismatch:
     """Compare completions and their log-probabilities with the reference, with the tolerances of a run.
 
     Raises:
@@ -184,7 +184,7 @@ def check_sampled(job: Job, model: Any, drawn: Drawn) -> Mismatch:
         TrainingError: the log-probabilities differ too much.
     """
     gaps, uncertain = [], 0
-    for request, generation in drawn:
+    for request, generation in sampled:
         branching = np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) > 1
         gaps.append(np.abs(reference_logprobs(model, request, generation) - generation.logprobs)[branching])
         uncertain += int((generation.logprobs[~branching] != 0).sum())
@@ -212,7 +212,7 @@ def engine(job: Job) -> StagePass:
         for version, request in enumerate(requests[:4], 1):  # the first warms up
             swap = time.perf_counter()
             await engine.publish(random_policy(job, model, version))
-            await draw(engine, renamed([request], f"swap-{version}"))
+            await sample(engine, renamed([request], f"swap-{version}"))
             swaps.append(1e3 * (time.perf_counter() - swap))
         figures["swap_ms"] = median(swaps[1:])
         most = max(batches, key=lambda batch: figures[f"decisions_per_s.{batch}"])
@@ -232,16 +232,16 @@ def legal_mask(job: Job) -> StagePass:
     policy, requests = random_policy(job, model, 1), make_requests(model, SCORED, "mask")
 
     async def measure(engine: Any) -> tuple[list[Generation], list[Generation]]:
-        base = await draw(engine, requests)
+        base = await sample(engine, requests)
         await engine.publish(policy)
-        return base, await draw(engine, renamed(requests, "adapter"))
+        return base, await sample(engine, renamed(requests, "adapter"))
 
     base, adapted = with_engine(job, measure)
     if {generation.policy.version for generation in adapted} != {1}:
         raise StageFailed("the engine sampled from another version than the published one")
     gaps = [
-        check_sampled(job, load_reference(job, version), list(zip(requests, drawn, strict=True)))
-        for version, drawn in ((None, base), (policy, adapted))
+        check_sampled(job, load_reference(job, version), list(zip(requests, sampled, strict=True)))
+        for version, sampled in ((None, base), (policy, adapted))
     ]
     return StagePass(
         sentence=f"{2 * len(requests)} completions are legal; branching tokens differ from transformers by "

@@ -153,8 +153,8 @@ def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
             continue
         past = [figures for figures in read_run(paths).steps.values() if figures.get("rollout/decisions")] if same else []
         if past:
-            seconds, drawn = (sum(figures.get(name, 0.0) for figures in past) for name in ("time/step_s", "rollout/decisions"))
-            whole = decisions * seconds / drawn
+            seconds, sampled = (sum(figures.get(name, 0.0) for figures in past) for name in ("time/step_s", "rollout/decisions"))
+            whole = decisions * seconds / sampled
             return _times(whole, steps, f"seconds a decision of run '{paths.root.name}'")
     return {}
 
@@ -164,8 +164,8 @@ def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: 
         return {"steps": "unknown until a run with this model is here"}
     from entente.training.first_guess import step_seconds
 
-    drawn = settings.rollouts.start_groups * sample.unique_tokens
-    one = step_seconds(read_architecture(model), drawn, overlaps=settings.pipeline.buffer_depth > 0 and usable_cores() > 1)
+    sampled = settings.rollouts.start_groups * sample.unique_tokens
+    one = step_seconds(read_architecture(model), sampled, overlaps=settings.pipeline.buffer_depth > 0 and usable_cores() > 1)
     return _times(steps * one, steps, "the model's arithmetic and the rate at which this machine multiplies matrices")
 
 

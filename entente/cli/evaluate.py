@@ -62,7 +62,7 @@ def evaluate(
         int | None, Parameter(group=_MATCH, help="Seed of start positions, sampling and scripted players; default: 1000.")
     ] = None,
     temperature: Annotated[float | None, Parameter(help="Sampling temperature of versions; default: 1.")] = None,
-    pick: Annotated[Literal["draw", "search"], Parameter(help="How versions choose orders: sampled, or by search.")] = "draw",
+    pick: Annotated[Literal["sample", "search"], Parameter(help="How versions choose orders: sampled, or by search.")] = "sample",
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
     outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="Settings of requests to endpoints.")] = None,
     json: AsJson = False,

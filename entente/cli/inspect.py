@@ -40,7 +40,7 @@ def decision(
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
         decided = rows.decision(decision_id)
-        _draw(decided, board)
+        _sample(decided, board)
     prompt = _text(decided.prompt)
     prompt.stylize("dim")
     thought, answer = _thought(decided.thought), _text(decided.answer)
@@ -68,7 +68,7 @@ def group(
     run = which_run(run, runs_root)
     with _opened(run, runs_root) as rows:
         pair = rows.group(start_group, power, phase)
-        _draw(pair.best, board)
+        _sample(pair.best, board)
     facts = pair.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
@@ -103,7 +103,7 @@ def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
         yield rows
 
 
-def _draw(decision: "Decided", file: Path | None) -> None:
+def _sample(decision: "Decided", file: Path | None) -> None:
     if file is not None:
         picture = decision.picture()
         try:
@@ -151,11 +151,11 @@ def _text(text: str) -> Text:
 
 def _tokens(decision: "Decided") -> RenderableType:
     table = Table("position", "token", "legal tokens", "logprob", box=None)
-    for place, drawn in enumerate(decision.drawn):
-        forced = drawn.legal == 1
-        legal = "thought: any" if drawn.legal is None else str(drawn.legal)
-        logprob = "forced" if forced else f"{drawn.logprob:.4f}"
-        table.add_row(str(place), Text(repr(drawn.token)), legal, logprob, style="dim" if forced else "")
+    for place, sampled in enumerate(decision.sampled):
+        forced = sampled.legal == 1
+        legal = "thought: any" if sampled.legal is None else str(sampled.legal)
+        logprob = "forced" if forced else f"{sampled.logprob:.4f}"
+        table.add_row(str(place), Text(repr(sampled.token)), legal, logprob, style="dim" if forced else "")
     return table
 
 

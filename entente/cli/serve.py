@@ -95,7 +95,7 @@ def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: 
 
 def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | None, runs_root: Path) -> None:
     from entente.live_games.http_server import LOOPBACK, make_server, serve
-    from entente.live_games.orders_server import Draws, ServedPolicy, orders_app
+    from entente.live_games.orders_server import OrderSampler, ServedPolicy, orders_app
     from entente.telemetry.memory import freeze_old_objects
 
     host, port = listener.getsockname()[:2]
@@ -110,14 +110,14 @@ def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | No
             tokens=tokens,
             version=number,
         )
-        draws = Draws(served)
+        samples = OrderSampler(served)
         own_names = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")] if host in LOOPBACK else []
-        server = make_server(orders_app(draws, key, own_names), drain_s=_DRAIN_S)
-        draws.on_failure = lambda: setattr(server, "should_exit", True)
+        server = make_server(orders_app(samples, key, own_names), drain_s=_DRAIN_S)
+        samples.on_failure = lambda: setattr(server, "should_exit", True)
         ready = f"serving {policy.name} on http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         with freeze_old_objects():
             await serve(server, listener, on_ready=lambda: print(ready, flush=True))
-        if draws.failure is not None:
-            raise draws.failure
+        if samples.failure is not None:
+            raise samples.failure
 
     with_open_players([policy], runs_root, None, run)

@@ -41,7 +41,7 @@ class PlaySettings(Settings):
 
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Sampling temperature; below 1 the likelier orders are sampled more often than the policy says."""
-    pick: Literal["draw", "search"] = "draw"
+    pick: Literal["sample", "search"] = "sample"
     """How a version chooses: it plays what it samples, or the best of the search of `search`."""
     search: SearchSettings = SearchSettings()
     """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""

@@ -23,7 +23,7 @@ TABLE_KEY = "legal_table"
 """Key of the table's text in `SamplingParams.extra_args`."""
 START_KEY = "legal_start"
 """Key of the table's node at which the first token is sampled; 0: the table's start. The prompt has the forced tokens before."""
-DRAW_KEY = "legal_draw"
+SAMPLING_KEY = "legal_draw"
 """Key of the seed and temperature with which our V1 processor samples. vLLM's own temperature must then be 0, so that it takes
 the only token left. Without this key vLLM samples under the mask."""
 
@@ -91,9 +91,11 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     if type(start) is not int or start not in (0, after) or start == END:
         raise ValueError(f"{START_KEY} must be 0 or {after}, where the table's first choice is, not {start!r}")
     longest = table.longest - (len(head) if start else 0)
-    draw = (parameters.extra_args or {}).get(DRAW_KEY)
-    if draw is not None and (draw_of(parameters) is None or parameters.temperature):
-        raise ValueError(f"{DRAW_KEY} must be a seed of 63 bits and a temperature above 0, beside vLLM's temperature 0: {draw!r}")
+    sampling = (parameters.extra_args or {}).get(SAMPLING_KEY)
+    if sampling is not None and (sampling_of(parameters) is None or parameters.temperature):
+        raise ValueError(
+            f"{SAMPLING_KEY} must be a seed of 63 bits and a temperature above 0, beside vLLM temperature 0: {sampling!r}"
+        )
     if parameters.max_tokens is not None and parameters.max_tokens < longest:
         raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")
 
@@ -103,9 +105,9 @@ def start_node(parameters: "SamplingParams") -> int:
     return (parameters.extra_args or {}).get(START_KEY, 0)
 
 
-def draw_of(parameters: "SamplingParams") -> tuple[int, float] | None:
+def sampling_of(parameters: "SamplingParams") -> tuple[int, float] | None:
     """Seed and temperature of a request that our processor samples; None if vLLM samples it, or if they are missing."""
-    match (parameters.extra_args or {}).get(DRAW_KEY):
+    match (parameters.extra_args or {}).get(SAMPLING_KEY):
         case [int(seed), int() | float() as temperature] if 0 <= seed < 2**63 and 0 < temperature < _HOTTEST:
             return seed, float(temperature)
     return None

@@ -155,7 +155,9 @@ class LegalArena:
         logits.masked_fill_(is_listed.unsqueeze(1), float("-inf"))
         return logits.scatter_(1, tokens, legal)
 
-    def draw(self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()) -> Tensor:
+    def sample(
+        self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()
+    ) -> Tensor:
         """Sample one token per row from the legal set of its slot, and leave only its logit finite, in place.
 
         The logit of the sampled token becomes its log-probability under the masked policy at the row's temperature. A slot
@@ -171,22 +173,22 @@ class LegalArena:
         nodes = self._nodes[slots]
         tokens, is_own = self._listed(nodes)
         legal = logits.gather(1, tokens).double().masked_fill_(~is_own, float("-inf"))
-        places, logprobs = _draw_places(legal, uniforms, temperatures)
-        drawn = tokens.gather(1, places)
+        places, logprobs = _sample_places(legal, uniforms, temperatures)
+        sampled = tokens.gather(1, places)
         most = max(1, _OPEN_LOGITS.get(self._device.type, _MOST_OPEN_LOGITS) // logits.shape[1])
         for first in range(0, len(thinking), most):
             rows = self._upload(thinking[first : first + most])
             own = pad(logits[rows], (0, -logits.shape[1] % _BLOCK), value=float("-inf"))
             thinks = self._left[slots[rows]] > 0
             self._mask_thoughts(own, slots[rows], thinks)
-            ids, ids_logprobs = _draw_open(own, uniforms[rows], temperatures[rows])
+            ids, ids_logprobs = _sample_open(own, uniforms[rows], temperatures[rows])
             ids.clamp_(max=logits.shape[1] - 1)  # beyond it only where a logit was NaN
-            drawn[rows] = torch.where(thinks.unsqueeze(1), ids, drawn[rows])
+            sampled[rows] = torch.where(thinks.unsqueeze(1), ids, sampled[rows])
             logprobs[rows] = torch.where(thinks.unsqueeze(1), ids_logprobs, logprobs[rows])
         has_set = (nodes >= _TABLES).unsqueeze(1)
-        left = torch.where(has_set, logprobs.to(logits.dtype), logits.gather(1, drawn))
+        left = torch.where(has_set, logprobs.to(logits.dtype), logits.gather(1, sampled))
         logits.masked_fill_(has_set, float("-inf"))
-        return logits.scatter_(1, drawn, left)
+        return logits.scatter_(1, sampled, left)
 
     def _listed(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens of `nodes` int64 [rows], padded to the widest node with their last token, and which are not padding:
@@ -273,7 +275,7 @@ class LegalArena:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device, non_blocking=True)
 
 
-def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Sample a column of each row of logits `legal` float64 [rows, n], where -inf is outside the set; changes `legal`.
 
     The column is the first at which the cumulative probability exceeds the row's random number.
@@ -291,7 +293,7 @@ def _draw_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple
     return places, scaled.gather(1, places) - total.log()
 
 
-def _draw_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """`_draw_places` for open sets: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`.
 
     Samples a block, then a column within it. Sums over blocks are in float32, all further ones in float64.

@@ -19,7 +19,7 @@ import torch
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from entente.inference.legal_admission import TABLE_KEY, admit, admitted_table, draw_of, start_node
+from entente.inference.legal_admission import TABLE_KEY, admit, admitted_table, sampling_of, start_node
 from entente.inference.legal_rows import LegalRows
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class LegalOrderProcessor(LogitsProcessor):
         self._size = LegalOrderProcessor._vocabulary_size = vllm_config.model_config.get_vocab_size()
         self._rows = LegalRows(vllm_config.scheduler_config.max_num_seqs, device)
         if device.type == "cpu":
-            _draw_base_rows_without_adapter()
+            _run_base_rows_without_adapter()
 
     @property
     def illegal_tokens(self) -> int:
@@ -61,7 +61,7 @@ class LegalOrderProcessor(LogitsProcessor):
         for row in batch_update.removed:
             self._rows.remove(row)
         for row, params, _prompt, output in batch_update.added:
-            self._rows.add(row, admitted_table(params, self._size), output, start_node(params), draw_of(params))
+            self._rows.add(row, admitted_table(params, self._size), output, start_node(params), sampling_of(params))
         for source, target, direction in batch_update.moved:
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 
@@ -71,7 +71,7 @@ class LegalOrderProcessor(LogitsProcessor):
 
 
 @cache
-def _draw_base_rows_without_adapter() -> None:
+def _run_base_rows_without_adapter() -> None:
     """Patch vLLM 0.32 on a CPU, which applies the adapter in the last slot to requests of the base model.
 
     vLLM marks such rows with slot -1, and its PyTorch kernels use it as an index; its GPU kernels skip these rows. Keeping a slot

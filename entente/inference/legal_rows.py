@@ -23,7 +23,7 @@ class _Row:
     slot: int
     output: list[int]
     """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
-    draw: tuple[int, float] | None
+    sample: tuple[int, float] | None
     """Seed and temperature; None: vLLM samples."""
     first: int
     """Number of completion tokens in the prompt."""
@@ -38,9 +38,9 @@ class _Batch:
     """State that is constant until the batch changes."""
 
     size: int
-    drawn: list[tuple[int, _Row]]
+    sampled: list[tuple[int, _Row]]
     """Rows that we sample, with their index."""
-    drawn_slots: Tensor
+    sampled_slots: Tensor
     """int64 [size]: their slots, and 0 for others."""
     seeds: np.ndarray
     """uint64 [sampled rows]."""
@@ -75,15 +75,15 @@ class LegalRows:
         table: LegalTable | None,
         output: list[int],
         start: int = 0,
-        draw: tuple[int, float] | None = None,
+        sample: tuple[int, float] | None = None,
     ) -> None:
         """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at node
-        `start` (0: the table's start). `draw`: seed and temperature; None: vLLM samples under the mask."""
+        `start` (0: the table's start). `sampling`: seed and temperature; None: vLLM samples under the mask."""
         self.remove(row)
         if table is not None:
             first = len(table.forced(0)[0]) if start else 0
             marker = -1 if table.thought is None else int(table.token_ids[0])
-            self._rows[row] = _Row(self._free.pop(), output, draw, first, marker)
+            self._rows[row] = _Row(self._free.pop(), output, sample, first, marker)
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
@@ -119,28 +119,28 @@ class LegalRows:
         batch = self._batch
         if batch.masked_slots is not None:
             self._arena.mask(logits, batch.masked_slots)
-        if not batch.drawn:
+        if not batch.sampled:
             return logits
-        places = np.fromiter((row.first + len(row.output) for _, row in batch.drawn), np.int64, len(batch.drawn))
+        places = np.fromiter((row.first + len(row.output) for _, row in batch.sampled), np.int64, len(batch.sampled))
         numbers = np.zeros(batch.size)
-        numbers[[index for index, _ in batch.drawn]] = uniforms(batch.seeds, places)
-        thinking = [index for index, row in batch.drawn if row.marker >= 0]
-        return self._arena.draw(logits, batch.drawn_slots, self._upload(numbers, torch.float64), batch.temperatures, thinking)
+        numbers[[index for index, _ in batch.sampled]] = uniforms(batch.seeds, places)
+        thinking = [index for index, row in batch.sampled if row.marker >= 0]
+        return self._arena.sample(logits, batch.sampled_slots, self._upload(numbers, torch.float64), batch.temperatures, thinking)
 
     def _lay_out(self, size: int) -> _Batch:
-        drawn = [(index, row) for index, row in self._rows.items() if row.draw is not None and index < size]
-        masked = [(index, row) for index, row in self._rows.items() if row.draw is None and index < size]
-        drawn_slots, masked_slots, temperatures = [0] * size, [0] * size, [1.0] * size
+        sampled = [(index, row) for index, row in self._rows.items() if row.sample is not None and index < size]
+        masked = [(index, row) for index, row in self._rows.items() if row.sample is None and index < size]
+        sampled_slots, masked_slots, temperatures = [0] * size, [0] * size, [1.0] * size
         for index, row in masked:
             masked_slots[index] = row.slot
-        for index, row in drawn:
-            drawn_slots[index] = row.slot
-            temperatures[index] = row.draw[1] if row.draw else 1.0
+        for index, row in sampled:
+            sampled_slots[index] = row.slot
+            temperatures[index] = row.sample[1] if row.sample else 1.0
         return _Batch(
             size=size,
-            drawn=drawn,
-            drawn_slots=self._upload(drawn_slots),
-            seeds=seed_array([row.draw[0] for _, row in drawn if row.draw]),
+            sampled=sampled,
+            sampled_slots=self._upload(sampled_slots),
+            seeds=seed_array([row.sample[0] for _, row in sampled if row.sample]),
             temperatures=self._upload(temperatures, torch.float64),
             masked_slots=self._upload(masked_slots) if masked else None,
         )

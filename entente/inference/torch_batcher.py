@@ -183,7 +183,7 @@ class Batcher:
                 fill.start if fill.request == number else len(pending.prefill_ids), len(pending.request.prompt_ids)
             )
             self.running.append(pending)
-        self._draw([batch[number] for number in order], states[[plan.fill_of[number] for number in order]])
+        self._sample([batch[number] for number in order], states[[plan.fill_of[number] for number in order]])
         now = time.monotonic()
         for pending in batch:
             pending.first = now
@@ -216,7 +216,7 @@ class Batcher:
             tail = pending.token_ids[pending.computed - len(pending.request.prompt_ids) :]
             fresh.append(np.array(tail, np.int32))
             pending.computed += len(tail)
-        self._draw(self.running, self._forward(0, starts, fresh))
+        self._sample(self.running, self._forward(0, starts, fresh))
 
     def _forward(self, first: int, starts: list[int], fresh: list[np.ndarray]) -> Tensor:
         self.steps += 1
@@ -224,15 +224,15 @@ class Batcher:
         step = ForwardPlan(self._rows, first, np.array(starts, np.int64), lengths, self._model.device)
         return self._model.forward(np.concatenate(fresh), step)
 
-    def _draw(self, batch: list[PartialCompletion], states: Tensor) -> None:
+    def _sample(self, batch: list[PartialCompletion], states: Tensor) -> None:
         allowed = [pending.allowed() for pending in batch]
         if any(legal[0] < 0 for legal in allowed):
-            batch, allowed, states = self._draw_thoughts(batch, allowed, states)
+            batch, allowed, states = self._sample_thoughts(batch, allowed, states)
         if batch:
             counts = np.fromiter((len(tokens) for tokens in allowed), np.int64, len(allowed))
             self._take(batch, allowed, self._model.legal_logits(states, counts, np.concatenate(allowed)))
 
-    def _draw_thoughts(
+    def _sample_thoughts(
         self, batch: list[PartialCompletion], allowed: list[np.ndarray], states: Tensor
     ) -> tuple[list[PartialCompletion], list[np.ndarray], Tensor]:
         """Sample the next token of the requests in a thought; returns the others, with their legal sets and states."""

@@ -27,15 +27,15 @@ class UniformEngine(Engine):
     async def start(self) -> None: ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        rng, node, drawn, logprobs = random.Random(request.seed), request.table.start, [], []
+        rng, node, sampled, logprobs = random.Random(request.seed), request.table.start, [], []
         while node != END:
             legal = request.table.allowed(node)
-            drawn.append(nth_id(legal, rng.randrange(set_size(legal))))
+            sampled.append(nth_id(legal, rng.randrange(set_size(legal))))
             logprobs.append(-math.log(set_size(legal)))
-            node = request.table.advance(node, drawn[-1])
+            node = request.table.advance(node, sampled[-1])
         self._requests += 1
         return Generation(
-            token_ids=np.array(drawn, np.int32),
+            token_ids=np.array(sampled, np.int32),
             logprobs=np.array(logprobs, np.float32),
             policy=self.policy,
             worker=self.name,

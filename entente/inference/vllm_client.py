@@ -103,7 +103,7 @@ class VllmClient(Engine):
             return self._counted(request, Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name))
         self._counts["running"] += 1
         try:
-            return self._counted(request, await self._draw(request))
+            return self._counted(request, await self._sample(request))
         finally:
             self._counts["running"] -= 1
 
@@ -172,7 +172,7 @@ class VllmClient(Engine):
             )
         return policy
 
-    async def _draw(self, request: GenerationRequest) -> Generation:
+    async def _sample(self, request: GenerationRequest) -> Generation:
         failed_on: list[Server] = []
         while True:
             server = self._choose(await self._await_living(), failed_on, request.snapshot_id)

@@ -194,13 +194,13 @@ class Server:
                     "with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 ) from error
         probe = probe_request(self._eos_id, policy.version)
-        drawn, base = await asyncio.gather(self.ask(probe, policy), self.ask(probe, BASE))
-        if not is_zero and same_weights(drawn, base, SIDE_BY_SIDE):
+        sampled, base = await asyncio.gather(self.ask(probe, policy), self.ask(probe, BASE))
+        if not is_zero and same_weights(sampled, base, SIDE_BY_SIDE):
             raise DataError(
                 f"vLLM server {self.url} draws by the same weights under the adapter's name '{name}' and the base model's: start "
                 "it again as `entente serve` does, with our processor"
             )
-        self._compare(policy, drawn)
+        self._compare(policy, sampled)
         self.loaded.add(policy)
 
     async def unload(self, policy: PolicyVersion) -> None:
@@ -215,9 +215,9 @@ class Server:
             if await self._has(name):  # else another client of the same run was faster
                 raise
 
-    def _compare(self, policy: PolicyVersion, drawn: Generation) -> None:
+    def _compare(self, policy: PolicyVersion, sampled: Generation) -> None:
         """Raises DataError if a probe differs from the first server's under this version."""
-        if not same_weights(drawn, self._probes.setdefault(policy, drawn), self._tolerance):
+        if not same_weights(sampled, self._probes.setdefault(policy, sampled), self._tolerance):
             raise DataError(f"vLLM server {self.url} has other weights under {policy} than the first server")
 
     # -- HTTP -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from entente.decoding.legal_table import END, LegalTable
-from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY, table_cache
+from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY, table_cache
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError
@@ -55,7 +55,7 @@ def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
         "extra_args": {
             TABLE_KEY: table_cache.encode(request.table),
             START_KEY: start,
-            DRAW_KEY: [request.seed, request.temperature],
+            SAMPLING_KEY: [request.seed, request.temperature],
         },
     }
     token_ids = np.asarray([*request.prompt_ids, *head]).tolist()
@@ -79,18 +79,18 @@ def read_answer(
     try:
         fields = json.loads(content)
         (choice,) = fields["choices"]
-        drawn, entries = choice["token_ids"], choice["logprobs"]["content"]
+        sampled, entries = choice["token_ids"], choice["logprobs"]["content"]
         named, logprobs = [_token_of(entry) for entry in entries], [float(entry["logprob"]) for entry in entries]
-        drew = fields["model"]
+        sampled_by = fields["model"]
         cached = ((fields.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataError(f"its answer cannot be read ({error!r})") from error
-    if drew != model:
-        raise DataError(f"'{drew}' answered a request for '{model}'")
-    if named != drawn or not all(type(token) is int for token in drawn) or type(cached) is not int:
+    if sampled_by != model:
+        raise DataError(f"'{sampled_by}' answered a request for '{model}'")
+    if named != sampled or not all(type(token) is int for token in sampled) or type(cached) is not int:
         raise DataError("its answer has log-probabilities of other tokens than it sampled")
     head = forced_prefix(request.table)[0]
-    tokens = [*head, *drawn]
+    tokens = [*head, *sampled]
     _, offsets = request.table.legal_sets(tokens)
     values = np.array([0.0] * len(head) + logprobs, np.float32)
     forced = np.diff(offsets) == 1  # an open set has more than one number

@@ -71,7 +71,7 @@ class ChatRequest(BaseModel):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
-    def drawn_at(self) -> float:
+    def sampling_temperature(self) -> float:
         return 1.0 if self.temperature is None else max(self.temperature, LEAST_TEMPERATURE)
 
 

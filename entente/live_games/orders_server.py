@@ -32,7 +32,7 @@ from entente.live_games.orders_request import ApiError, ChatRequest, read_questi
 from entente.players.policy import DecisionRequest, PolicyPlayer, Sampled, Tokens
 from entente.telemetry.errors import EngineError, EngineLostError, EntenteError, VersionGoneError
 
-MOST_DRAWS = 512
+MAX_REQUESTS = 512
 """Maximum order sets in flight: four times the default batch of an engine, to keep it busy."""
 LARGEST_BODY = 2 << 20
 """Bytes; a whole game in the diplomacy package's format has a few hundred thousand."""
@@ -53,7 +53,7 @@ class ServedPolicy:
     """Its number in the engine."""
 
 
-class Draws:
+class OrderSampler:
     """The samples in flight of one served policy, on the HTTP server's event loop.
 
     Attributes:
@@ -61,7 +61,7 @@ class Draws:
         on_failure: called when `failure` is set.
     """
 
-    def __init__(self, policy: ServedPolicy, most: int = MOST_DRAWS) -> None:
+    def __init__(self, policy: ServedPolicy, most: int = MAX_REQUESTS) -> None:
         self.policy = policy
         self.in_flight = 0
         self.failure: EngineLostError | None = None
@@ -96,25 +96,25 @@ class Draws:
             legal=legal,
             board=board,
             snapshot_id=hashlib.blake2b(board_prompt.encode(), digest_size=8).hexdigest(),
-            temperature=asked.drawn_at,
+            temperature=asked.sampling_temperature,
         )
-        draws = [asyncio.create_task(self._draw(request, number)) for number in range(choices)]
+        samples = [asyncio.create_task(self._sample(request, number)) for number in range(choices)]
         self.in_flight += choices
-        for each in draws:
+        for each in samples:
             each.add_done_callback(self._end)
-        whole, gone = asyncio.gather(*draws), asyncio.create_task(_disconnected(receive))
+        whole, gone = asyncio.gather(*samples), asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({whole, gone}, return_when=asyncio.FIRST_COMPLETED)
             return whole.result() if whole.done() else []
         finally:
-            for each in (gone, *draws):
+            for each in (gone, *samples):
                 each.cancel()
-            await asyncio.gather(gone, whole, *draws, return_exceptions=True)
+            await asyncio.gather(gone, whole, *samples, return_exceptions=True)
 
     def _end(self, _: object) -> None:
         self.in_flight -= 1
 
-    async def _draw(self, request: DecisionRequest, number: int) -> Sampled:
+    async def _sample(self, request: DecisionRequest, number: int) -> Sampled:
         policy = self.policy
         work = PolicyPlayer(policy.engine, policy.tokens, policy.version).sample(request, number)
         try:
@@ -135,14 +135,14 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastAPI:
+def orders_app(samples: OrderSampler, key: str | None, own_names: Sequence[str]) -> FastAPI:
     """The app over one served policy.
 
     Args:
         key: the key that clients must send; None: no key.
         own_names: allowed Host values of a server on a loopback address; empty: any, on other addresses.
     """
-    policy, began = draws.policy, int(time.time())
+    policy, began = samples.policy, int(time.time())
     app = FastAPI(title="entente orders", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, own_names=own_names))
 
@@ -192,13 +192,13 @@ def orders_app(draws: Draws, key: str | None, own_names: Sequence[str]) -> FastA
         model(asked.model)
         board, legal = read_question(asked)
         name = f"chatcmpl-{secrets.token_hex(12)}"
-        drawn = await draws.answer(asked, legal, board, name, request.receive)
+        sampled = await samples.answer(asked, legal, board, name, request.receive)
         head = {"id": name, "created": int(time.time()), "model": policy.name, "system_fingerprint": policy.fingerprint}
-        return _answer(head, asked, drawn, policy.tokens) if drawn else Response(status_code=499)  # the client has gone
+        return _answer(head, asked, sampled, policy.tokens) if sampled else Response(status_code=499)  # the client has gone
 
     @app.get("/health")
     async def health() -> Response:
-        return JSONResponse({"in_flight": draws.in_flight, "engine": asdict(await policy.host.run(policy.engine.stats()))})
+        return JSONResponse({"in_flight": samples.in_flight, "engine": asdict(await policy.host.run(policy.engine.stats()))})
 
     return app
 
@@ -224,21 +224,21 @@ def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Respons
 # ---- the response in the API's format ----
 
 
-def _answer(head: dict[str, Any], asked: ChatRequest, drawn: Sequence[Sampled], tokens: Tokens) -> Response:
-    prompt, completion = len(drawn[0].prompt_ids), sum(len(each.generation.token_ids) for each in drawn)
+def _answer(head: dict[str, Any], asked: ChatRequest, sampled: Sequence[Sampled], tokens: Tokens) -> Response:
+    prompt, completion = len(sampled[0].prompt_ids), sum(len(each.generation.token_ids) for each in sampled)
     usage = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    choices = [_choice(each, number, tokens, logprobs=bool(asked.logprobs)) for number, each in enumerate(drawn)]
+    choices = [_choice(each, number, tokens, logprobs=bool(asked.logprobs)) for number, each in enumerate(sampled)]
     return JSONResponse({"object": "chat.completion", **head, "choices": choices, "usage": usage})
 
 
-def _choice(drawn: Sampled, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:
+def _choice(sampled: Sampled, index: int, tokens: Tokens, *, logprobs: bool) -> dict[str, Any]:
     """One choice. A thought before the orders is `reasoning_content`, as in other servers."""
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(drawn.orders), "refusal": None}
-    ids = drawn.generation.token_ids.tolist()
+    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(sampled.orders), "refusal": None}
+    ids = sampled.generation.token_ids.tolist()
     if tokens.thinking is not None:
         thought, ids = tokens.thinking.split(ids)
         message["reasoning_content"] = tokens.codec.decode(thought).strip()
-    content = _token_logprobs(ids, [float(each) for each in drawn.generation.logprobs[-len(ids) :]], tokens) if logprobs else []
+    content = _token_logprobs(ids, [float(each) for each in sampled.generation.logprobs[-len(ids) :]], tokens) if logprobs else []
     probabilities = {"content": content, "refusal": None} if logprobs else None
     return {"index": index, "message": message, "logprobs": probabilities, "finish_reason": "stop"}
 

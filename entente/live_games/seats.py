@@ -34,11 +34,13 @@ class SeatedPlayers:
 
 
 async def _searched(decider: SearchDecider, request: DecisionRequest) -> Choice:
-    result, drawn = await decider.look(request)
+    result, probabilities = await decider.look(request)
     if len(result.proposals) == 1:
-        return Choice(orders=tuple(result.orders), probability=drawn.get(result.proposals[0]))
+        return Choice(orders=tuple(result.orders), probability=probabilities.get(result.proposals[0]))
     tried = (
-        SavedProposal(orders=orders, value=value, playouts=playouts, probability=drawn.get(orders))
+        SavedProposal(orders=orders, value=value, playouts=playouts, probability=probabilities.get(orders))
         for orders, value, playouts in zip(result.proposals, result.values, result.visits, strict=True)
     )
-    return Choice(orders=tuple(result.orders), probability=drawn.get(result.proposals[result.best]), proposals=tuple(tried))
+    return Choice(
+        orders=tuple(result.orders), probability=probabilities.get(result.proposals[result.best]), proposals=tuple(tried)
+    )

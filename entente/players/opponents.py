@@ -72,17 +72,17 @@ def seat_version(seat: str) -> int | None:
     return int(number) if owner == POLICY and number.isdecimal() else None
 
 
-def draw_opponents(shared: str, table: OpponentTable, powers: Sequence[str], *, by_seat: bool = False) -> dict[str, str]:
+def sample_opponents(shared: str, table: OpponentTable, powers: Sequence[str], *, by_seat: bool = False) -> dict[str, str]:
     """The seat of each of `powers` in the start group named `shared`: one random choice for all, or with `by_seat` one each.
 
     The choice depends only on `shared`, and with `by_seat` on the power.
     """
     if by_seat:
-        return {power: _draw(table, shared, "opponents", power) for power in powers}
-    return dict.fromkeys(powers, _draw(table, shared, "opponents"))
+        return {power: _sample(table, shared, "opponents", power) for power in powers}
+    return dict.fromkeys(powers, _sample(table, shared, "opponents"))
 
 
-def _draw(table: OpponentTable, *named: str) -> str:
+def _sample(table: OpponentTable, *named: str) -> str:
     names, weights = zip(*table, strict=True)
     if len(names) == 1:
         return seat_name(names[0])

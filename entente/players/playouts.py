@@ -21,15 +21,15 @@ class Playouts:
     several order sets reach.
     """
 
-    def __init__(self, board: Board, power: str, luck: str, settings: SearchSettings) -> None:
+    def __init__(self, board: Board, power: str, seed_name: str, settings: SearchSettings) -> None:
         """`board` is not changed; `luck` seeds the decision."""
-        self._board, self._power, self._luck, self._settings = board, power, luck, settings
+        self._board, self._power, self._seed_name, self._settings = board, power, seed_name, settings
         self._scenarios: dict[int, _Scenario] = {}
 
     def value(self, orders: Sequence[str], number: int) -> float:
         """Value for the power after these orders and scripted play to the horizon, in scenario `number`."""
         if number not in self._scenarios:
-            self._scenarios[number] = self._scenario(f"{self._luck}/playout/{number}")
+            self._scenarios[number] = self._scenario(f"{self._seed_name}/playout/{number}")
         scenario, start, years = self._scenarios[number], self._board.phase, self._settings.years
         game = self._board.fork()
         game.advance({**scenario.first, self._power: orders})

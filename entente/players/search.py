@@ -60,19 +60,19 @@ async def propose(
         EngineError, DataError: the engine could not sample.
     """
     sets: list[list[str]] = []
-    drawn: dict[tuple[str, ...], float] = {}
+    probabilities: dict[tuple[str, ...], float] = {}
     if policy is not None:
         for sampled in await asyncio.gather(*(policy.sample(request, number) for number in range(settings.proposals))):
             sets.append(sampled.orders)
-            drawn[tuple(sampled.orders)] = sampled.probability
+            probabilities[tuple(sampled.orders)] = sampled.probability
     for number, name in enumerate(settings.scripted):
         rng = seeded_rng(request.rng_name, request.phase_index, request.power, "proposal", number)
         sets.append(player(name)(request.legal, rng, request.board))
-    return {orders: drawn.get(orders) for orders in map(tuple, sets)}
+    return {orders: probabilities.get(orders) for orders in map(tuple, sets)}
 
 
 async def search(
-    board: Board, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, luck: str
+    board: Board, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, seed_name: str
 ) -> SearchResult:
     """Race the proposals of a decision, then changes of the best of them.
 
@@ -94,7 +94,7 @@ async def search(
                 f"{list(orders)} was proposed for {power} in {board.phase} and is no legal {legal.kind} set in the order of the "
                 "sites: fix its proposer"
             )
-    playouts, rng = Playouts(board, power, luck, settings), seeded_rng(luck, "changes")
+    playouts, rng = Playouts(board, power, seed_name, settings), seeded_rng(seed_name, "changes")
 
     async def play(orders: tuple[str, ...], scenario: int) -> float:
         await asyncio.sleep(0)  # let other tasks of the event loop run
@@ -118,11 +118,11 @@ async def search(
 
 
 def search_apart(
-    snapshot: Snapshot, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, luck: str
+    snapshot: Snapshot, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, seed_name: str
 ) -> SearchResult:
     """`search` of a snapshot, to run in another process."""
     board = Board.restore(snapshot)
-    result = asyncio.run(search(board, power, proposals, settings, luck))
+    result = asyncio.run(search(board, power, proposals, settings, seed_name))
     board.release()
     return result
 
@@ -157,14 +157,14 @@ class SearchDecider:
 
     async def look(self, request: DecisionRequest) -> tuple[SearchResult, dict[tuple[str, ...], float | None]]:
         proposals = await propose(request, self._policy, self._settings)
-        question = request.power, list(proposals), self._settings, luck_of(request)
+        question = request.power, list(proposals), self._settings, search_seed_name(request)
         if self._processes is None:
             return await search(request.board, *question), proposals
         snapshot = request.board.snapshot(game_id="", seed=0, source="search")
         return await self._processes.ask(search_apart, snapshot, *question), proposals
 
 
-def luck_of(request: DecisionRequest) -> str:
+def search_seed_name(request: DecisionRequest) -> str:
     """Name that seeds a decision's playouts."""
     return f"{request.rng_name}/{request.phase_index}/{request.power}"
 

@@ -47,7 +47,7 @@ class Decided:
     """The completion after the thought."""
     orders: list[tuple[str, float | None]]
     """Each order with its probability given the thought and the earlier orders; None if the completion has no such lines."""
-    drawn: list[ShownToken]
+    sampled: list[ShownToken]
     results: dict[str, list[str]]
     """Results of the order by unit; empty means success."""
     steps: list[int]
@@ -123,7 +123,7 @@ class Inspector:
             thought=thought,
             answer=self._codec.decode(completion[n_thought:]),
             orders=[(order, one and one.probability) for order, one in zip(row["orders"], odds, strict=True)],
-            drawn=[
+            sampled=[
                 ShownToken(token=self._codec.decode([token]), legal=size, logprob=float(logprob))
                 for token, size, logprob in zip(completion, legal, logprobs, strict=True)
             ],

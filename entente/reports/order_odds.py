@@ -45,9 +45,9 @@ def odds_by_line(
 ) -> list[OrderOdds]:
     """The odds of each line of a completion, in order. `ends`: tokens that end a line."""
     odds, logprob, choices = [], 0.0, 0
-    for place, (token, drawn) in enumerate(zip(completion, logprobs, strict=True)):
+    for place, (token, sampled) in enumerate(zip(completion, logprobs, strict=True)):
         if legal_offsets[place + 1] - legal_offsets[place] > 1:
-            logprob, choices = logprob + drawn, choices + 1
+            logprob, choices = logprob + sampled, choices + 1
         if token in ends:
             odds.append(OrderOdds(logprob=logprob, choices=choices))
             logprob, choices = 0.0, 0

@@ -141,12 +141,12 @@ def _played_phase(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str,
 
 
 def _orders(ordered: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
-    drawn = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
+    sampled = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
     return tuple(
         ShownOrder(
             order=order,
             results=tuple(dict.fromkeys(results.get(" ".join(order.split()[:2]), ()))),
-            probability=None if (odd := drawn.get(order)) is None else odd.probability,
+            probability=None if (odd := sampled.get(order)) is None else odd.probability,
             choices=0 if odd is None else odd.choices,
         )
         for order in ordered

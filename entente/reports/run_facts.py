@@ -101,14 +101,14 @@ def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
 
 
 def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
-    drawn = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
+    sampled = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
     failed = """
         SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
         GROUP BY reason ORDER BY forks DESC, reason
     """
     (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
     return RowFacts(
-        return_of_all=dict(connection.sql(drawn).fetchall()),
+        return_of_all=dict(connection.sql(sampled).fetchall()),
         failures=connection.sql(failed).fetchall(),
         refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
         decisions=decisions,

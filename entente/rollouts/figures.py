@@ -72,10 +72,10 @@ def _thought_figures(rows: pa.Table, thinking: Thinking) -> dict[str, float]:
     ids = sets.flatten().to_numpy()
     # Each open set has one negative number, and the open sets of a completion are its first.
     before = np.concatenate([[0], np.cumsum(ids < 0)])
-    drawn = before[starts[1:]] - before[starts[:-1]]
-    after_thought = ids[starts[:-1] + 2 * drawn]
+    sampled = before[starts[1:]] - before[starts[:-1]]
+    after_thought = ids[starts[:-1] + 2 * sampled]
     return {
         "thoughts": float(rows.num_rows),
-        "thought_tokens": float(drawn.sum()),
+        "thought_tokens": float(sampled.sum()),
         "forced_thoughts": float(np.count_nonzero(after_thought == thinking.marker)),
     }

@@ -172,7 +172,7 @@ def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision],
     for each in reversed(sampled):
         parts: dict[str, Any] = components(each.before, following.get(each.power, end), each.power)
         following[each.power] = each.before
-        drawn, generation = each.sampled, each.sampled.generation
+        answer, generation = each.sampled, each.sampled.generation
         rows.append(
             Decision(
                 decision_id=decision_id(plan.producer, plan.start_group, plan.fork, each.phase_index, each.power),
@@ -183,18 +183,18 @@ def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision],
                 power=each.power,
                 phase=each.phase,
                 game_id=plan.game_id,
-                seed=drawn.seed,
+                seed=answer.seed,
                 opponents=plan.opponents,
                 policy_version=generation.policy.version,
                 adapter_hash=generation.policy.adapter_hash,
                 worker=generation.worker,
-                input_ids=np.concatenate([np.asarray(drawn.prompt_ids, np.int32), generation.token_ids]),
-                prompt_len=len(drawn.prompt_ids),
+                input_ids=np.concatenate([np.asarray(answer.prompt_ids, np.int32), generation.token_ids]),
+                prompt_len=len(answer.prompt_ids),
                 behaviour_logprobs=generation.logprobs,
-                legal_ids=drawn.legal_ids,
-                legal_offsets=drawn.legal_offsets,
+                legal_ids=answer.legal_ids,
+                legal_offsets=answer.legal_offsets,
                 temperature=plan.temperature,
-                orders=drawn.orders,
+                orders=answer.orders,
                 orders_rejected=each.rejected,
                 status=fork.status,
                 reason=fork.reason,

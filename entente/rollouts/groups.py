@@ -13,7 +13,7 @@ from pathlib import Path
 
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
-from entente.players.opponents import POLICY, draw_opponents, opponents_text
+from entente.players.opponents import POLICY, opponents_text, sample_opponents
 from entente.players.policy import Decider, PolicyPlayer
 from entente.players.shared_search import search_opponents
 from entente.records.rows import Decision, PlayedPhase
@@ -209,7 +209,7 @@ async def roll_out(
         board = Board.restore(group.snapshot)
         board.prepare_forks()
         shared = f"{producer}/{seed}/{group.number}"
-        seats = _draw_seats(shared, group, settings)
+        seats = _sample_seats(shared, group, settings)
         by_seat = settings.opponents_by == "seat"
         plan = ForkPlan(
             name=shared,
@@ -250,6 +250,6 @@ def phases_of(forks: Sequence[PlayedFork]) -> list[PlayedPhase]:
     return [phase_row for fork in forks for phase_row in fork.phases]
 
 
-def _draw_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:
+def _sample_seats(shared: str, group: StartGroup, settings: RolloutSettings) -> dict[str, str]:
     others = [] if group.power is None else [power for power in POWERS if power != group.power]
-    return draw_opponents(shared, settings.opponent_table, others, by_seat=settings.opponents_by == "seat")
+    return sample_opponents(shared, settings.opponent_table, others, by_seat=settings.opponents_by == "seat")

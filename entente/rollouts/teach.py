@@ -19,7 +19,7 @@ import numpy as np
 from entente.game.board import Board
 from entente.game.snapshot import Snapshot, make_snapshot
 from entente.players.policy import DecisionRequest, PolicyPlayer
-from entente.players.search import luck_of, propose, search_apart
+from entente.players.search import propose, search_apart, search_seed_name
 from entente.players.seeds import seed_of
 from entente.records.distil_target import DistilTarget, distil_target_id
 from entente.rollouts.groups import play_missing
@@ -107,7 +107,7 @@ async def _distil_target(
     """The distillation target of one decision; None if the search compared fewer than two order sets."""
     request, proposals = await resources.host.run(_propose(resources, improve, row))
     legal, snapshot = request.legal, row["snapshot"]
-    result = await teachers.ask(search_apart, snapshot, request.power, proposals, improve.search, luck_of(request))
+    result = await teachers.ask(search_apart, snapshot, request.power, proposals, improve.search, search_seed_name(request))
     if len(result.proposals) < 2:
         return None
     table, spelt = resources.tokens.tables.table(legal), []

@@ -61,14 +61,14 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
         InputError: `training.device` or another setting asks for a card that does not exist.
     """
     inference, training = settings.inference, settings.training
-    draws = computes_on_card(inference)
+    samples = computes_on_card(inference)
     trains_on_card = trains and training.device != "cpu" and torch_cuda() is not None
-    cards = usable_cards(inference, on_card=draws or trains_on_card)
+    cards = usable_cards(inference, on_card=samples or trains_on_card)
     if trains and training.device == "cuda" and not has_cuda():
         raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
     return plan_cards(
         cards,
-        engine=inference.cards if draws else None,
+        engine=inference.cards if samples else None,
         tensor_parallel=inference.tensor_parallel,
         processes=training.processes if trains_on_card else 0,
     )

@@ -321,11 +321,11 @@ def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndar
     column = np.arange(int(sizes.max()) if len(sizes) else 1)
     legal_mask = column[None, :] < sizes[:, None]
     legal_ids = batch.legal_ids[first[~thought, None] + np.where(legal_mask, column[None, :], 0)].astype(np.int64)
-    drawn = batch.input_ids[batch.input_offsets[batch_row] + positions_of(batch, batch_row, completion_index)]
+    sampled = batch.input_ids[batch.input_offsets[batch_row] + positions_of(batch, batch_row, completion_index)]
     open_sizes = (batch.legal_offsets[completion_index + 1] - first)[thought]
     excluded = excluded_ids(batch.legal_ids, first[thought], open_sizes)
     end = batch.legal_ids[first[thought] + 1].astype(np.int64)
-    thought_ids = drawn[thought].astype(np.int64)
+    thought_ids = sampled[thought].astype(np.int64)
     if outside := int(((thought_ids[:, None] == excluded).any(1) | (thought_ids >= end)).sum()):
         raise ValueError(f"{outside} sampled tokens are not in their own open sets")
     return {
@@ -334,7 +334,7 @@ def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndar
         "in_thought": thought,
         "legal_ids": legal_ids,
         "legal_mask": legal_mask,
-        "chosen": _column_of(drawn[~thought], legal_ids, legal_mask),
+        "chosen": _column_of(sampled[~thought], legal_ids, legal_mask),
         "thought_ids": thought_ids,
         "excluded": excluded,
         "end": end,
@@ -343,9 +343,9 @@ def _token_fields(batch: Batch, batch_row: np.ndarray, completion_index: np.ndar
     }
 
 
-def _column_of(drawn: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray) -> np.ndarray:
+def _column_of(sampled: np.ndarray, legal_ids: np.ndarray, legal_mask: np.ndarray) -> np.ndarray:
     """Column of each sampled token in `legal_ids`, int64 [B]."""
-    hit = (legal_ids == drawn[:, None]) & legal_mask
+    hit = (legal_ids == sampled[:, None]) & legal_mask
     if not hit.any(axis=1).all():
         raise ValueError(f"{int((~hit.any(axis=1)).sum())} sampled tokens are not in their own legal sets")
     return hit.argmax(axis=1)

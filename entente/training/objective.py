@@ -187,7 +187,7 @@ class Objective:
 
     def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, np.ndarray]:
         """A micro-batch's part of the loss (a scalar with gradient), and its TOKEN_FIGURES [tokens]."""
-        tokens, kind = self._drawn(micro, forward["chosen"]), policy_loss(self.settings.loss)
+        tokens, kind = self._sampled(micro, forward["chosen"]), policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
         slope = torch.full_like(forward["entropy"], float("nan"))
@@ -218,7 +218,7 @@ class Objective:
             figures[name] = value
         return loss, figures
 
-    def _drawn(self, micro: MicroBatch, chosen: Tensor) -> SampledTokens:
+    def _sampled(self, micro: MicroBatch, chosen: Tensor) -> SampledTokens:
         assert self.advantages is not None
         device, anchor = chosen.device, None
         if self.anchors is not None:

@@ -61,7 +61,7 @@ def _chunk(
     sloped: list[str],
     hidden: Tensor,
     temperature: Tensor,
-    drawn: Tensor,
+    sampled: Tensor,
     excluded: Tensor,
     end: Tensor,
     reference: Tensor | None = None,
@@ -76,7 +76,7 @@ def _chunk(
     hidden.requires_grad_(bool(sloped))
     logprobs = logprobs_of(hidden)
     probabilities = logprobs.exp()
-    figures = {"chosen": logprobs.gather(1, drawn[:, None])[:, 0], "entropy": -(probabilities * logprobs).sum(dim=1)}
+    figures = {"chosen": logprobs.gather(1, sampled[:, None])[:, 0], "entropy": -(probabilities * logprobs).sum(dim=1)}
     if reference is not None:
         figures["kl"] = (probabilities * (logprobs - logprobs_of(reference))).sum(dim=1)
     # A token's figures depend on its own hidden state alone, so the gradient of their sum has the gradient of each in its row.

@@ -173,7 +173,7 @@ class Updater:
         """Micro-batches of targets come last, so those of rollouts are the same with and without targets."""
         self.optimiser.zero_grad(set_to_none=True)
         began, distil_targets = time.perf_counter(), objective.distil_targets
-        drawn = self._cut(objective.batch, objective.rows, rows)
+        sampled = self._cut(objective.batch, objective.rows, rows)
         learned = [] if distil_targets is None else self._cut(distil_targets.batch, objective.taught, taught)
         plan_s = time.perf_counter() - began
         tokens, seconds = list[np.ndarray](), np.zeros(2)
@@ -187,12 +187,12 @@ class Updater:
         def loss_of_distil_targets(micro: MicroBatch, _: bool) -> Tensor:
             return objective.of_distil_targets(micro, self.policy.masked_logprobs(micro))
 
-        losses = _backward(drawn, loss_of_rollouts, seconds)
+        losses = _backward(sampled, loss_of_rollouts, seconds)
         distil = _backward(learned, loss_of_distil_targets, seconds)
         return StepFigures(
             losses=losses + distil,
             tokens=join_tokens(tokens),
-            unique_tokens=sum(micro.tokens for micro, counts in (*drawn, *learned) if counts),
+            unique_tokens=sum(micro.tokens for micro, counts in (*sampled, *learned) if counts),
             distil=sum(distil),
             plan_s=plan_s,
             forward_s=float(seconds[0]),

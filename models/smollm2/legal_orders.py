@@ -44,12 +44,12 @@ class LegalPlayer:
         self.tables = TableBuilder(codec, thinking=thinking)
 
     @torch.inference_mode()
-    def draw(self, board: Board, power: str, rng: np.random.Generator) -> tuple[list[str], float]:
+    def sample(self, board: Board, power: str, rng: np.random.Generator) -> tuple[list[str], float]:
         """A legal order set of the power, and its log-probability under the mask."""
         legal = board.legal_orders()[power]
         table = self.tables.table(legal)
         prompt = self.form.ids(board_text(board, power, self.prompts), power_text(legal, board, self.prompts, cue=""))
-        place, drawn, logprob, cache, fresh = table.start, list[int](), 0.0, DynamicCache(), prompt
+        place, sampled, logprob, cache, fresh = table.start, list[int](), 0.0, DynamicCache(), prompt
         while place != END:
             logits = self.model(torch.tensor([fresh]), past_key_values=cache, use_cache=True).logits[0, -1].float()
             allowed = table.allowed(place)
@@ -57,16 +57,16 @@ class LegalPlayer:
             probabilities = torch.softmax(logits[ids].double(), 0).numpy()  # over legal tokens alone
             chosen = int(rng.choice(len(ids), p=probabilities))
             logprob += float(np.log(probabilities[chosen]))
-            drawn.append(int(ids[chosen]))
-            place, fresh = table.advance(place, drawn[-1]), drawn[-1:]
-        return self.tables.read(drawn, legal), logprob
+            sampled.append(int(ids[chosen]))
+            place, fresh = table.advance(place, sampled[-1]), sampled[-1:]
+        return self.tables.read(sampled, legal), logprob
 
 
 def main() -> None:
     """Print orders for spring 1901."""
     player, rng = LegalPlayer(Path(__file__).resolve().parent), np.random.default_rng(0)
     for power in POWERS:
-        orders, logprob = player.draw(Board.start(), power, rng)
+        orders, logprob = player.sample(Board.start(), power, rng)
         sys.stdout.write(f"{power}: {'; '.join(orders)} (log-probability {logprob:.3f})\n")
 
 

@@ -25,14 +25,14 @@ def laptop_like(positions: list[Snapshot], **changed: int) -> RunInputs:
 
 def test_a_recorded_step_has_every_decision_of_every_phase_index_with_its_board(tokens, positions):
     played = asyncio.run(record_step(laptop_like(positions), 1, UniformEngine(), tokens))  # type: ignore[arg-type]
-    assert len(played.cases) == len(played.drawn) == played.decisions
+    assert len(played.cases) == len(played.sampled) == played.decisions
     again = requests_for(played.cases, tokens, "x")
-    by_case = [(tuple(request.prompt_ids), request.snapshot_id) for request, _ in played.drawn]
+    by_case = [(tuple(request.prompt_ids), request.snapshot_id) for request, _ in played.sampled]
     assert [(tuple(request.prompt_ids), request.snapshot_id) for request in again] == by_case
-    for case, (request, generation) in zip(played.cases, played.drawn, strict=True):
+    for case, (request, generation) in zip(played.cases, played.sampled, strict=True):
         assert request.table.to_bytes() == tokens.tables.table(case.legal).to_bytes()
         request.table.legal_sets(generation.token_ids.tolist())
-    phases = Counter(request.request_id.split("/")[-2] for request, _ in played.drawn)
+    phases = Counter(request.request_id.split("/")[-2] for request, _ in played.sampled)
     assert phases["0"] == 6 and phases["1"] > 0
 
 
@@ -51,8 +51,8 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
 
         async def generate(self, request):
             prompts.append(len(request.prompt_ids))
-            drawn = await super().generate(request)
-            return replace(drawn, cached_tokens=10)
+            sampled = await super().generate(request)
+            return replace(sampled, cached_tokens=10)
 
     found, cases = asyncio.run(decode.rollout_figures(Caching(), tokens, laptop_like(positions), rounds=1))
     whole, decisions = sum(prompts), len(prompts)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.smoke import trainer_stages
-from benchmarks.smoke.engine_stages import check_sampled, draw, make_requests, rate, reference_logprobs
+from benchmarks.smoke.engine_stages import check_sampled, make_requests, rate, reference_logprobs, sample
 from benchmarks.smoke.job import Job, StageFailed
 from benchmarks.smoke.trainer_stages import try_budgets
 from entente.inference.uniform_engine import UniformEngine
@@ -22,10 +22,10 @@ def job(tmp_path: Path, model: Path) -> Job:
 
 
 @pytest.fixture(scope="module")
-def drawn(model: Path) -> Any:
+def sampled(model: Path) -> Any:
     """Real requests and legal completions, drawn uniformly."""
     requests = make_requests(model, 12, "r")
-    return list(zip(requests, asyncio.run(draw(UniformEngine(), requests)), strict=True))
+    return list(zip(requests, asyncio.run(sample(UniformEngine(), requests)), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ def test_a_rate_is_not_helped_by_prompts_that_an_earlier_one_left_in_the_cache(m
     assert len(firsts) == 12 + 40 and not set(firsts[:12]) & set(firsts[12:])
 
 
-def test_wrong_probabilities_and_uncertain_forced_tokens_fail(drawn: Any, job: Job, reference: Any):
-    unsure = [(one, replace(found, logprobs=found.logprobs - 1)) for one, found in drawn]
+def test_wrong_probabilities_and_uncertain_forced_tokens_fail(sampled: Any, job: Job, reference: Any):
+    unsure = [(one, replace(found, logprobs=found.logprobs - 1)) for one, found in sampled]
     with pytest.raises(StageFailed, match="forced tokens have a probability other than 1"):
         check_sampled(job, reference, unsure)
-    right = [(one, replace(found, logprobs=reference_logprobs(reference, one, found))) for one, found in drawn]
+    right = [(one, replace(found, logprobs=reference_logprobs(reference, one, found))) for one, found in sampled]
     assert check_sampled(job, reference, right).largest == 0
     wrong = [(one, replace(found, logprobs=found.logprobs * 1.1)) for one, found in right]
     with pytest.raises(TrainingError, match="trainer and engine disagree"):

@@ -68,13 +68,13 @@ def check(folder: Path, oracle: Encode, prompts: PromptSettings) -> None:
             answer = "\n".join(orders[power])
             spelled = tables.spell(orders[power], own)
             assert ids + spelled[:-1] == [*codec.start_ids, *oracle(text + answer)] and spelled[-1] == codec.eos_id
-            table, node, drawn = tables.table(own), 0, []
+            table, node, sampled = tables.table(own), 0, []
             table.legal_sets(spelled)
             while node != END:
-                drawn.append(rng.choice(table.allowed(node).tolist()))
-                node = table.advance(node, drawn[-1])
-            read = tables.read(drawn, own)
-            assert own.admits(read) and tables.spell(read, own) == drawn
+                sampled.append(rng.choice(table.allowed(node).tolist()))
+                node = table.advance(node, sampled[-1])
+            read = tables.read(sampled, own)
+            assert own.admits(read) and tables.spell(read, own) == sampled
             for options in own.options:
                 codec_ids = {codec.encode_order(order) for order in options}
                 assert len(codec_ids) == len(options)

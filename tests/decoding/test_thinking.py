@@ -67,11 +67,11 @@ def test_exactly_the_thoughts_within_the_budget_may_come_before_the_orders(budge
     assert max(map(len, wanted)) == table.longest
     for completion in wanted:
         ids, offsets = table.legal_sets(completion)
-        drawn = min(completion.index(3) + 1, budget)
+        sampled = min(completion.index(3) + 1, budget)
         for place, token in enumerate(completion):
             legal = ids[offsets[place] : offsets[place + 1]].tolist()
-            assert (legal == open_set(excluded, 6).tolist()) == (place < drawn)
-            assert place < drawn or token in legal
+            assert (legal == open_set(excluded, 6).tolist()) == (place < sampled)
+            assert place < sampled or token in legal
 
 
 @pytest.mark.parametrize("token", [5, 6, -1])

@@ -58,7 +58,7 @@ def test_only_the_intervals_module_resamples():
     assert len(files) > 100 and [str(file) for file in files if resampling.search(file.read_text())] == []
 
 
-def draws(kind: str, clusters: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+def samples(kind: str, clusters: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
     """Values and clusters of one experiment, and the true mean."""
     sizes = generator.integers(1, 8, clusters)  # source games give one position or several
     names = np.repeat(np.arange(clusters), sizes)
@@ -75,7 +75,7 @@ def draws(kind: str, clusters: int, generator: np.random.Generator) -> tuple[np.
 def test_an_interval_covers_the_mean_in_about_95_of_100_cases(kind: str, clusters: int):
     generator, experiments, covered = np.random.default_rng(clusters), 2000, 0
     for number in range(experiments):
-        values, names, mean = draws(kind, clusters, generator)
+        values, names, mean = samples(kind, clusters, generator)
         found = estimate(values, names, number, share=kind == "shares").interval
         assert found is not None
         covered += found[0] <= mean <= found[1]

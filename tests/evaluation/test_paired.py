@@ -47,8 +47,8 @@ def test_the_difference_is_taken_start_by_start_and_whole_source_games_are_resam
     ]
     assert found.difference.mean == pytest.approx(np.mean(by_game))
     assert (found.forks, found.difference.clusters, found.shown) == (24, 12, True)
-    drawn = np.random.default_rng(3).integers(0, 12, (4000, 12))
-    low, high = np.quantile(np.array(by_game).mean(axis=1)[drawn].mean(axis=1), [0.025, 0.975])
+    sampled = np.random.default_rng(3).integers(0, 12, (4000, 12))
+    low, high = np.quantile(np.array(by_game).mean(axis=1)[sampled].mean(axis=1), [0.025, 0.975])
     assert found.difference.interval == pytest.approx((low, high), abs=0.12)
     assert found.difference.interval[1] - found.difference.interval[0] < 0.5, "the worth of the positions is not in it"
 

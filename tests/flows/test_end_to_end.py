@@ -75,16 +75,16 @@ def test_the_run_folder_holds_everything_that_the_design_names(trained):
 
 def test_each_version_that_was_published_drew_the_next_step_s_rows(trained):
     _, paths, _ = trained
-    drew = {(row["start_group"] // 2, row["policy_version"], row["adapter_hash"]) for row in rows(paths)}
-    assert drew == {(0, 0, "base"), (1, 1, manifest(paths, 1)["adapter_hash"])}
+    sampled_by = {(row["start_group"] // 2, row["policy_version"], row["adapter_hash"]) for row in rows(paths)}
+    assert sampled_by == {(0, 0, "base"), (1, 1, manifest(paths, 1)["adapter_hash"])}
 
 
 def test_every_trained_row_was_played_and_stands_in_one_step_at_lag_zero(trained):
     _, paths, _ = trained
     used = used_rows(paths)
     assert max(Counter(row["decision_id"] for step in used.values() for row in step).values()) == 1
-    drawn_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
-    assert [{drawn_by[row["decision_id"]] for row in used[step]} for step in (1, 2)] == [{0}, {1}]
+    sampled_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
+    assert [{sampled_by[row["decision_id"]] for row in used[step]} for step in (1, 2)] == [{0}, {1}]
 
 
 @pytest.fixture(scope="module")

@@ -105,9 +105,9 @@ def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workp
     assert summary["max_policy_lag_seen"] == 1
     for paths in (whole.paths, killed[0]):
         rows = [row for row in decisions(paths).to_pylist() if row["shard"].startswith("local/")]
-        drawn_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
+        sampled_by = {(row["start_group"] // 2 + 1, row["policy_version"]) for row in rows}
         behind = {(1, 0), *((step, step - 2) for step in range(2, 5))}
-        assert drawn_by == behind, "two start groups a step, and the version that drew them"
+        assert sampled_by == behind, "two start groups a step, and the version that drew them"
         assert {"random", "policy:0"} <= opponents(paths), "or nobody of the league had played"
 
 

@@ -128,8 +128,8 @@ def test_a_probe_holds_rows_to_compare_on_and_none_that_a_step_could_train_on(re
     before = len(run.engine.requests)  # type: ignore[attr-defined]
     asyncio.run(roll_out_probe.fn(run, 400))
     index.refresh()
-    drawn = index.fresh_rows(policy_version=0, limit=512).num_rows
-    assert drawn == len(run.engine.requests) > before, "a probe of a much later version is found as soon"  # type: ignore[attr-defined]
+    sampled = index.fresh_rows(policy_version=0, limit=512).num_rows
+    assert sampled == len(run.engine.requests) > before, "a probe of a much later version is found as soon"  # type: ignore[attr-defined]
 
 
 def test_the_process_of_a_flow_does_without_duckdb_and_loads_no_engine_before_it_needs_one():

@@ -56,7 +56,7 @@ def servers(small_model: Path, tmp_path: Path) -> Iterator[dict[int, subprocess.
             process.wait(timeout=30)
 
 
-def drew(paths: RunPaths) -> set[str]:
+def sampled_by(paths: RunPaths) -> set[str]:
     """The servers that drew rows."""
     return {worker for file in shards(paths) for worker in open_shard(file)["worker"].to_pylist() if worker}
 
@@ -70,7 +70,7 @@ def test_a_run_over_two_vllm_servers_loses_and_doubles_nothing_when_one_is_kille
     with keyed.start(*words, *(word for url in urls for word in ("--inference.urls", url))) as process:
         try:
             # Positions choose servers by their ports, so the first rows may be either server's.
-            killed = wait(300, "rows of a server", lambda: next(iter(drew(paths)), None), process)
+            killed = wait(300, "rows of a server", lambda: next(iter(sampled_by(paths)), None), process)
             os.killpg(servers[int(killed.rpartition(":")[2])].pid, signal.SIGKILL)
             out, err = process.communicate(timeout=400)
         except BaseException:
@@ -81,7 +81,7 @@ def test_a_run_over_two_vllm_servers_loses_and_doubles_nothing_when_one_is_kille
     assert summary["steps"] == STEPS and summary["orders_rejected"] == 0
     rows = [row for file in shards(paths) for row in open_shard(file).select(["decision_id", "worker"]).to_pylist()]
     assert len({row["decision_id"] for row in rows}) == len(rows) > 0
-    assert len(drew(paths)) == 2
+    assert len(sampled_by(paths)) == 2
     figures = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
     assert figures[0]["mismatch/largest"] <= 1e-4
     assert sum(step.get("engine/ejections", 0) for step in figures) >= 1

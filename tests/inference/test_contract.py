@@ -50,7 +50,7 @@ def run(host) -> Callable[[Any], Any]:
 
 
 @pytest.fixture
-def draw(run, contender) -> Callable[[Sequence[GenerationRequest]], list[Generation]]:
+def sample(run, contender) -> Callable[[Sequence[GenerationRequest]], list[Generation]]:
     """Ask for all at once and wait for all."""
 
     async def all_at_once(requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -72,12 +72,12 @@ def publish(run, contender) -> Callable[..., int]:
 
 
 def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
-    contender, ask, draw, publish, adapters, adapted, reference, make_adapter
+    contender, ask, sample, publish, adapters, adapted, reference, make_adapter
 ):
     temperature = 0.7
     idle = publish(make_adapter(seed=3, scale=0.0))
     requests = ask("base", positions_=3, temperature=temperature, version=idle)
-    generations = draw(requests)
+    generations = sample(requests)
     assert sum((generation.logprobs < 0).sum() for generation in generations) > 100
     for generation in generations:
         assert generation.token_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32 and generation.worker
@@ -85,14 +85,14 @@ def test_logprobs_are_those_of_the_masked_policy_without_and_with_an_adapter(
 
     version = publish(adapters[0])
     requests = ask("adapted", positions_=3, temperature=temperature)
-    generations = draw(requests)
+    generations = sample(requests)
     assert {each.policy for each in generations} == {version_in(adapters[0], version)}
     assert gap(adapted[0], requests, generations) < 1e-4
     assert gap(reference, requests, generations) > 0.05, "the adapter moves nothing: nobody would see it ignored"
 
 
 def test_a_thought_is_drawn_from_all_ids_but_the_end_of_sequence_and_orders_follow(
-    run, contender, ask, draw, publish, tokens, reference, make_adapter
+    run, contender, ask, sample, publish, tokens, reference, make_adapter
 ):
     """Requests that think, of two rules, beside others that do not: each is drawn as if it were alone."""
     codec, idle = tokens.codec, publish(make_adapter(seed=3, scale=0.0))
@@ -105,25 +105,25 @@ def test_a_thought_is_drawn_from_all_ids_but_the_end_of_sequence_and_orders_foll
         for request in ask(label, positions_=3, version=idle, tables=TableBuilder(codec, thinking=way))
     ]
     before = run(contender.engine.stats())
-    generations = draw(requests)
+    generations = sample(requests)
     after = run(contender.engine.stats())
     assert gap(reference, requests, generations) < 1e-4
-    drawn, forced = [], 0
+    sampled, forced = [], 0
     for request, generation in zip(requests, generations, strict=True):
         ids, offsets = request.table.legal_sets(generation.token_ids.tolist())  # raises unless whole and legal
         forced += int((np.diff(offsets) == 1).sum())
         assert not generation.logprobs[np.diff(offsets) == 1].any()
         if request.table.thought is not None:
-            drawn.append(int((ids < 0).sum()))
+            sampled.append(int((ids < 0).sum()))
             thought, _ = thinking.split(generation.token_ids.tolist())
             assert codec.eos_id not in thought and all(token < request.table.thought.end for token in thought)
-    assert max(drawn) == 6 > min(drawn), "all thoughts were ended by their marker, or all by their budget"
+    assert max(sampled) == 6 > min(sampled), "all thoughts were ended by their marker, or all by their budget"
     assert after.forced_tokens - before.forced_tokens == forced
-    alone = [draw([replace(request, request_id=f"{request.request_id}/alone")])[0] for request in requests[::15]]
+    alone = [sample([replace(request, request_id=f"{request.request_id}/alone")])[0] for request in requests[::15]]
     assert same(generations[::15], alone)
 
 
-def test_a_thought_of_foreign_ids_or_beyond_the_longest_request_is_refused_alone(contender, run, ask, draw, tokens):
+def test_a_thought_of_foreign_ids_or_beyond_the_longest_request_is_refused_alone(contender, run, ask, sample, tokens):
     thinking = thinking_of(tokens.codec, 6)
     assert thinking is not None
     good = ask("good", positions_=1, tables=TableBuilder(tokens.codec, thinking=thinking))
@@ -134,25 +134,25 @@ def test_a_thought_of_foreign_ids_or_beyond_the_longest_request_is_refused_alone
         with pytest.raises(EngineError) as refusal:
             run(contender.engine.generate(replace(good[0], request_id=f"{good[0].request_id}/bad {number}", table=table)))
         assert not isinstance(refusal.value, EngineLostError | VersionGoneError)
-    assert len(draw(good)) == len(good) and run(contender.engine.stats()).running == 0
+    assert len(sample(good)) == len(good) and run(contender.engine.stats()).running == 0
 
 
-def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(ask, draw):
-    together = draw(ask("together", positions_=3))
-    backwards = draw(ask("backwards", positions_=3)[::-1])[::-1]
-    alone = [draw([request])[0] for request in ask("alone", positions_=1)]
+def test_a_completion_depends_on_its_seed_and_on_nothing_else_in_the_batch(ask, sample):
+    together = sample(ask("together", positions_=3))
+    backwards = sample(ask("backwards", positions_=3)[::-1])[::-1]
+    alone = [sample([request])[0] for request in ask("alone", positions_=1)]
     assert same(together, backwards) and same(together[: len(alone)], alone)
-    other_seeds = draw([replace(request, seed=request.seed + 999) for request in ask("other", positions_=3)])
+    other_seeds = sample([replace(request, seed=request.seed + 999) for request in ask("other", positions_=3)])
     assert not same(together, other_seeds)
 
 
-def test_forks_of_one_position_share_their_prompt_and_still_draw_for_themselves(contender, run, ask, draw):
+def test_forks_of_one_position_share_their_prompt_and_still_draw_for_themselves(contender, run, ask, sample):
     one = ask("forks", positions_=1)[0]
     forks = [replace(one, request_id=f"{one.request_id}/{seed}", seed=seed) for seed in range(16)]
-    first = draw(forks)
+    first = sample(forks)
     assert len({tuple(generation.token_ids.tolist()) for generation in first}) > 4
     before = run(contender.engine.stats())
-    assert same(first, draw([replace(fork, request_id=fork.request_id + "/again") for fork in forks]))
+    assert same(first, sample([replace(fork, request_id=fork.request_id + "/again") for fork in forks]))
     after = run(contender.engine.stats())
     assert after.cached_tokens - before.cached_tokens > 0.5 * (after.prompt_tokens - before.prompt_tokens)
 
@@ -177,9 +177,9 @@ def test_a_version_that_is_not_served_is_said_to_be_gone(contender, run, ask):
         run(contender.engine.generate(ask("gone", version=99_999)[0]))
 
 
-def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, draw, publish, adapters):
+def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, sample, publish, adapters):
     version = publish(adapters[0])
-    before = draw(ask("before"))
+    before = sample(ask("before"))
 
     async def again_meanwhile() -> list[Generation]:
         drawing = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("meanwhile")]
@@ -190,7 +190,7 @@ def test_publishing_what_is_served_already_changes_nothing(contender, run, ask, 
     assert same(before, run(again_meanwhile()))
     assert run(contender.engine.stats()).policy_version == version
     requests = ask("later")
-    warm = sum(generation.cached_tokens for generation in draw(requests))
+    warm = sum(generation.cached_tokens for generation in sample(requests))
     assert warm > 0.5 * sum(len(request.prompt_ids) for request in requests), "it forgot the prompts that it knew"
 
 
@@ -217,10 +217,10 @@ def test_what_is_in_flight_when_a_version_comes_ends_under_the_one_it_began_with
     assert gap(adapted[1], ask("late"), late) < 1e-4
 
 
-def test_two_versions_are_drawn_side_by_side_each_by_its_own_adapter(contender, ask, draw, publish, adapters, adapted):
+def test_two_versions_are_drawn_side_by_side_each_by_its_own_adapter(contender, ask, sample, publish, adapters, adapted):
     versions = [publish(adapter) for adapter in adapters]
     requests = [request for pair in zip(*(ask(f"v{v}", version=v) for v in versions), strict=True) for request in pair]
-    generations = draw(requests)
+    generations = sample(requests)
     for number, version in enumerate(versions):
         mine = generations[number::2]
         assert {each.policy for each in mine} == {version_in(adapters[number], version)}
@@ -239,41 +239,41 @@ def spoil_hash(folder: Path) -> str:
 
 @pytest.mark.parametrize("spoil", [spoil_cut, spoil_hash])
 def test_an_adapter_that_cannot_be_served_changes_nothing(
-    contender, run, ask, draw, publish, adapters, tmp_path, spoil: Callable[[Path], str]
+    contender, run, ask, sample, publish, adapters, tmp_path, spoil: Callable[[Path], str]
 ):
     version = publish(adapters[0])
-    before = draw(ask("before"))
+    before = sample(ask("before"))
     bad = Path(shutil.copytree(adapters[1], tmp_path / "bad"))
     told = spoil(bad)
     with pytest.raises(DataError, match=r"adapter"):
         run(contender.engine.publish(PolicyVersion(version=next(contender.versions), adapter=bad, adapter_hash=told)))
-    after = draw(ask("after"))
+    after = sample(ask("after"))
     assert same(before, after) and {generation.policy.version for generation in after} == {version}
     assert run(contender.engine.stats()).policy_version == version
 
 
-def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender, run, ask, draw, publish, adapters):
+def test_retired_versions_are_gone_and_the_kept_and_the_newest_are_not(contender, run, ask, sample, publish, adapters):
     oldest, kept, newest = (publish(adapters[number]) for number in (0, 1, 0))
     run(contender.engine.retire(newest + 1, keep=(kept,)))
     with pytest.raises(VersionGoneError, match=str(oldest)):
-        draw(ask("oldest", version=oldest))
-    assert {generation.policy.version for generation in draw(ask("newest"))} == {newest}
-    assert {generation.policy.version for generation in draw(ask("kept", version=kept))} == {kept}
+        sample(ask("oldest", version=oldest))
+    assert {generation.policy.version for generation in sample(ask("newest"))} == {newest}
+    assert {generation.policy.version for generation in sample(ask("kept", version=kept))} == {kept}
 
 
-def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, draw, publish, adapters, reference):
+def test_the_base_can_be_served_again_after_other_versions(contender, run, ask, sample, publish, adapters, reference):
     for adapter in adapters:
         publish(adapter)
     run(contender.engine.retire(sys.maxsize))
     run(contender.engine.publish(BASE))
     run(contender.engine.retire(sys.maxsize))
     requests = ask("base again")
-    generations = draw(requests)
+    generations = sample(requests)
     assert {generation.policy for generation in generations} == {BASE}
     assert gap(reference, requests, generations) < 1e-4
 
 
-def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, draw, publish, adapters):
+def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contender, run, ask, sample, publish, adapters):
     old, new = publish(adapters[0]), publish(adapters[1])
 
     async def retire_meanwhile() -> list[Any]:
@@ -286,24 +286,24 @@ def test_requests_in_flight_under_a_retired_version_end_with_that_reason(contend
     answers = run(retire_meanwhile())
     assert {type(answer) for answer in answers} <= {VersionGoneError, Generation}
     assert any(isinstance(answer, VersionGoneError) for answer in answers)
-    assert {generation.policy.version for generation in draw(ask("after"))} == {new}
+    assert {generation.policy.version for generation in sample(ask("after"))} == {new}
     assert run(contender.engine.stats()).running == 0
 
 
-def test_a_prompt_that_is_too_long_is_refused_with_the_limit_and_nothing_else_suffers(contender, run, ask, draw):
+def test_a_prompt_that_is_too_long_is_refused_with_the_limit_and_nothing_else_suffers(contender, run, ask, sample):
     request = ask("long")[0]
     long = replace(request, prompt_ids=[5] * (513 - request.table.longest))
     with pytest.raises(EngineError, match=r"513.*512") as refusal:
         run(contender.engine.generate(long))
     assert not isinstance(refusal.value, EngineLostError | VersionGoneError)
-    fitting = draw([replace(request, prompt_ids=[5] * (512 - request.table.longest))])
+    fitting = sample([replace(request, prompt_ids=[5] * (512 - request.table.longest))])
     assert len(fitting) == 1 and run(contender.engine.stats()).running == 0
 
 
-def test_more_requests_than_it_draws_at_once_are_all_answered(ask, draw):
+def test_more_requests_than_it_draws_at_once_are_all_answered(ask, sample):
     requests = [replace(r, request_id=f"{r.request_id}/{n}") for n in range(3) for r in ask("many", positions_=3)]
     assert len(requests) > 32
-    generations = draw(requests)
+    generations = sample(requests)
     assert same(generations[: len(requests) // 3], generations[-len(requests) // 3 :])
 
 
@@ -324,8 +324,8 @@ def test_closing_fails_what_is_in_flight_and_refuses_what_comes_later(fresh_cont
         run(engine.generate(ask("late")[0]))
 
 
-def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, draw):
-    whole = draw(ask("whole", positions_=3))
+def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, sample):
+    whole = sample(ask("whole", positions_=3))
 
     async def cancel_half() -> list[Any]:
         drawing = [asyncio.ensure_future(contender.engine.generate(request)) for request in ask("half", positions_=3)]
@@ -344,15 +344,15 @@ def test_a_cancelled_request_leaves_the_engine_clean(contender, run, ask, draw):
     answers = run(cancel_half())
     assert same(whole[1::2], answers[1::2])
     assert run(settled())
-    assert same(whole, draw(ask("after", positions_=3)))
+    assert same(whole, sample(ask("after", positions_=3)))
 
 
-def test_counts_are_taken_at_the_request(contender, run, ask, draw):
+def test_counts_are_taken_at_the_request(contender, run, ask, sample):
     before = run(contender.engine.stats())
     requests = ask("counted")
-    generations = draw(requests)
+    generations = sample(requests)
     with pytest.raises(VersionGoneError):
-        draw(ask("refused", version=99_999)[:1])
+        sample(ask("refused", version=99_999)[:1])
     after = run(contender.engine.stats())
     assert after.requests - before.requests == len(requests)
     assert after.prompt_tokens - before.prompt_tokens == sum(len(request.prompt_ids) for request in requests)

@@ -78,7 +78,7 @@ def train_one_step(folder: Path, requests: Sequence[GenerationRequest], found: S
     return target
 
 
-async def draw(engine: Any, requests: Sequence[GenerationRequest]) -> list[Generation]:
+async def sample(engine: Any, requests: Sequence[GenerationRequest]) -> list[Generation]:
     return await asyncio.gather(*(engine.generate(request) for request in requests))
 
 
@@ -88,7 +88,7 @@ def train_and_swap(host: Any, engine: Any, folder: Path, target: Path) -> None:
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     host.submit(engine.start()).result(timeout=300)
     try:
-        found = host.submit(draw(engine, before)).result(timeout=120)
+        found = host.submit(sample(engine, before)).result(timeout=120)
         assert max(gaps(base, before, found)) < BOUND
         spread = np.concatenate([each.logprobs for each in found])
         assert (spread < -0.3).sum() > 20 and np.std(spread[spread < 0]) > 0.3, "the logits are flat, so this test says nothing"
@@ -97,7 +97,7 @@ def train_and_swap(host: Any, engine: Any, folder: Path, target: Path) -> None:
             assert max(gaps(unbounded, before, found)) > 0.01, "the window changes nothing, so this test says nothing"
         adapter = train_one_step(folder, before, found, target)
         host.submit(engine.publish(version_in(adapter, 1))).result(timeout=120)
-        found = host.submit(draw(engine, after)).result(timeout=120)
+        found = host.submit(sample(engine, after)).result(timeout=120)
         assert {each.policy.version for each in found} == {1}
         assert max(gaps(base, after, found)) > 0.05, "the step changed nothing, so this test says nothing"
         assert max(gaps(PeftModel.from_pretrained(base, str(adapter)), after, found)) < BOUND

@@ -8,7 +8,7 @@ import pytest
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.game.legal import LegalOrders, OrderKind
-from entente.inference.legal_admission import DRAW_KEY, TABLE_KEY, TableCache, admit, draw_of
+from entente.inference.legal_admission import SAMPLING_KEY, TABLE_KEY, TableCache, admit, sampling_of
 from entente.telemetry.errors import DataError
 
 
@@ -83,9 +83,9 @@ def test_a_seed_and_a_temperature_are_admitted_beside_temperature_0_for_vllm(tol
     pytest.importorskip("vllm")
     from vllm import SamplingParams
 
-    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), DRAW_KEY: told})
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), SAMPLING_KEY: told})
     admit(given, None)
-    assert draw_of(given) == tuple(told)
+    assert sampling_of(given) == tuple(told)
     given.temperature = 0.7
     with pytest.raises(ValueError, match="beside vLLM's temperature 0"):
         admit(given, None)
@@ -97,7 +97,7 @@ def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(told):
     pytest.importorskip("vllm")
     from vllm import SamplingParams
 
-    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), DRAW_KEY: told})
+    given = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), SAMPLING_KEY: told})
     with pytest.raises(ValueError, match="must be a seed of 63 bits and a temperature above 0"):
         admit(given, None)
-    assert draw_of(given) is None
+    assert sampling_of(given) is None

@@ -41,7 +41,7 @@ def thought(budget: int, excluded: tuple[int, ...] = (9, 29)) -> LegalTable:
     )
 
 
-def drawn(logits: Tensor, tables: Sequence[LegalTable | None], numbers: Tensor, temperature: float = 1.0) -> Tensor:
+def sampled(logits: Tensor, tables: Sequence[LegalTable | None], numbers: Tensor, temperature: float = 1.0) -> Tensor:
     """The logits after a draw for one row of each table."""
     arena = LegalArena(len(tables), "cpu")
     for slot, table in enumerate(tables):
@@ -49,7 +49,7 @@ def drawn(logits: Tensor, tables: Sequence[LegalTable | None], numbers: Tensor, 
     arena.flush()
     thinking = [row for row, table in enumerate(tables) if table is not None and table.thought is not None]
     temperatures = torch.full((len(tables),), temperature, dtype=torch.float64)
-    return arena.draw(logits.clone(), torch.arange(len(tables)), numbers, temperatures, thinking)
+    return arena.sample(logits.clone(), torch.arange(len(tables)), numbers, temperatures, thinking)
 
 
 def tokens_of(left: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def test_with_equal_logits_it_draws_what_the_torch_engine_draws():
     legal = [partial.allowed() for partial in partials]
     ids = [listed(own) for own in legal]
     assert not sample_next(partials, legal, np.concatenate([row[own] for row, own in zip(logits, ids, strict=True)]))
-    left = drawn(torch.from_numpy(logits), tables, numbers_of(range(len(tables))), 0.8)
+    left = sampled(torch.from_numpy(logits), tables, numbers_of(range(len(tables))), 0.8)
     tokens = tokens_of(left)
     assert tokens.tolist() == [partial.token_ids[0] for partial in partials]
     logprobs = left.gather(1, tokens.unsqueeze(1)).squeeze(1).numpy()
@@ -86,9 +86,9 @@ def test_with_equal_logits_it_draws_what_the_torch_engine_draws():
 @pytest.mark.parametrize("table", [choice(2, 5, 6), thought(2)], ids=["listed", "thought"])
 def test_logits_that_are_no_numbers_raise_nothing_and_leave_the_other_rows_alone(table: LegalTable):
     logits = torch.randn(3, VOCABULARY)
-    good = drawn(logits, [table] * 3, numbers_of(range(3)))
+    good = sampled(logits, [table] * 3, numbers_of(range(3)))
     logits[1, 5] = torch.nan
-    left = drawn(logits, [table] * 3, numbers_of(range(3)))
+    left = sampled(logits, [table] * 3, numbers_of(range(3)))
     assert torch.equal(left[0], good[0]) and torch.equal(left[2], good[2])
     assert not torch.isfinite(left[1]).any(), "the engine finds no log-probability, and refuses the request"
 
@@ -125,11 +125,11 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
             legal, row = partial.allowed(), logits[len(partial.token_ids)]
             sample_next([partial], [legal], row[listed(legal)])
         rows, output = LegalRows(1, "cpu"), []
-        rows.add(0, table, output, draw=(seed, 1.0))
+        rows.add(0, table, output, sample=(seed, 1.0))
         while not output or output[-1] != 9:
             if len(output) == 2:
                 rows.remove(0)
-                rows.add(0, table, output, draw=(seed, 1.0))
+                rows.add(0, table, output, sample=(seed, 1.0))
             output.append(int(tokens_of(rows.apply(torch.from_numpy(logits[len(output)][None].copy())))))
         assert output == partial.token_ids
 
@@ -144,7 +144,7 @@ def test_a_thought_over_several_blocks_is_drawn_as_from_one_list(number: float |
     logits[:, [0, 700, size - 1]] = -np.inf
     partials = [begin(table, seed, 0.9) for seed in range(rows)]
     numbers = numbers_of(range(rows)) if number is None else torch.full((rows,), number, dtype=torch.float64)
-    left = drawn(torch.from_numpy(logits), [table] * rows, numbers, 0.9)
+    left = sampled(torch.from_numpy(logits), [table] * rows, numbers, 0.9)
     tokens = tokens_of(left)
     if number is not None:
         assert torch.isfinite(torch.from_numpy(logits).gather(1, tokens.unsqueeze(1))).all()

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from base64 import b64encode
 
-from entente.inference.legal_admission import DRAW_KEY, TABLE_KEY
+from entente.inference.legal_admission import TABLE_KEY
 from tests.command import ROOT
 from tests.inference.test_sampling import thought
 
@@ -15,7 +15,7 @@ def stand_in(name, **parts):
     sys.modules[name] = types.ModuleType(name)
     vars(sys.modules[name]).update(parts)
 class Parameters:
-    extra_args = {{{TABLE_KEY!r}: sys.argv[1], {DRAW_KEY!r}: [7, 1.0]}}
+    extra_args = {{{TABLE_KEY!r}: sys.argv[1], {SAMPLING_KEY!r}: [7, 1.0]}}
     stop_token_ids, ignore_eos, max_tokens, temperature = [5], True, None, 0
 stand_in("vllm", SamplingParams=Parameters)
 stand_in("vllm.v1")

@@ -52,7 +52,7 @@ def ask(positions, tokens) -> Callable[[int | None], list[GenerationRequest]]:
     return build
 
 
-def draw(host: EngineHost, engine: EngineSupervisor, requests: Sequence[GenerationRequest]) -> list[Generation]:
+def sample(host: EngineHost, engine: EngineSupervisor, requests: Sequence[GenerationRequest]) -> list[Generation]:
     async def all_at_once() -> list[Generation]:
         return await asyncio.gather(*(engine.generate(request) for request in requests))
 
@@ -81,15 +81,15 @@ def test_it_draws_what_the_torch_engine_draws_for_the_base_and_two_adapters_also
     for engine in served, torch_engine:
         host.submit(publish(engine)).result(timeout=60)
     requests = [request for version in (0, *(each.version for each in versions)) for request in ask(version)]
-    expected = draw(host, torch_engine, requests)  # type: ignore[arg-type]
+    expected = sample(host, torch_engine, requests)  # type: ignore[arg-type]
     host.submit(torch_engine.close()).result(timeout=30)
     assert len({tuple(each.token_ids) for each in expected}) > len(expected) / 2, "the versions draw differently"
 
-    first, before = draw(host, served, requests), child_of(served)
+    first, before = sample(host, served, requests), child_of(served)
     (core,) = [each for each in psutil.Process(before).children(recursive=True) if "EngineCore" in "".join(each.cmdline())]
     waiting = host.submit(served.generate(requests[-1]))
     core.kill()
-    again = draw(host, served, requests)
+    again = sample(host, served, requests)
     assert waiting.result(timeout=60).token_ids.tolist() == expected[-1].token_ids.tolist()
     assert served.restarts == 1 and is_gone(before), "the server ends with its core, and both are replaced"
     for answers in first, again:

@@ -81,7 +81,7 @@ def use(host: Any, folder: Path, work: Any, **settings: Any) -> Any:
     return host.submit(life()).result(timeout=60)
 
 
-async def draw(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+async def sample(engine: TorchEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
     return await asyncio.gather(*(engine.generate(each) for each in requests))
 
 
@@ -118,17 +118,17 @@ def test_thoughts_are_drawn_in_parts_of_the_head_and_of_the_batch(host, folder, 
         request(str(number), prompt, seed=number, table=thoughtful(TABLE, 7, 200) if number % 3 else TABLE)
         for number, prompt in enumerate(some_prompts(15))
     ]
-    found = use(host, folder, lambda engine: draw(engine, requests))
+    found = use(host, folder, lambda engine: sample(engine, requests))
     assert max(gaps(folder, requests, found)) < 1e-4
     assert sum(rows) == sum(
-        int((each.table.legal_sets(drawn.token_ids)[0] < 0).sum()) for each, drawn in zip(requests, found, strict=True)
+        int((each.table.legal_sets(sampled.token_ids)[0] < 0).sum()) for each, sampled in zip(requests, found, strict=True)
     )
-    assert set(rows) <= {1, 2} and not any({60, 199} & {*drawn.token_ids[:-1].tolist()} for drawn in found)
+    assert set(rows) <= {1, 2} and not any({60, 199} & {*sampled.token_ids[:-1].tolist()} for sampled in found)
 
 
 def test_sixteen_bit_weights_draw_about_the_same_odds(host, folder):
     requests = [request(str(n), prompt) for n, prompt in enumerate(some_prompts(6))]
-    found = use(host, folder, lambda engine: draw(engine, requests), dtype="bfloat16")
+    found = use(host, folder, lambda engine: sample(engine, requests), dtype="bfloat16")
     assert 1e-5 < np.mean(gaps(folder, requests, found)) < 0.5
 
 
@@ -138,9 +138,9 @@ def test_each_token_that_prompts_share_is_computed_once_for_all(host, folder):
     requests = [request(f"{n}/{fork}", [*rules, n, *tail[1:]], seed=fork) for n, tail in enumerate(tails) for fork in range(8)]
 
     async def work(engine: TorchEngine) -> Any:
-        await draw(engine, requests)
+        await sample(engine, requests)
         first = await engine.stats()
-        await draw(engine, requests)
+        await sample(engine, requests)
         return first, await engine.stats()
 
     first, second = use(host, folder, work)
@@ -153,7 +153,7 @@ def test_tokens_that_must_follow_cost_no_passes_of_their_own(host, folder):
     requests = [request(str(n), prompt, table=table) for n, prompt in enumerate(some_prompts(5))]
 
     async def work(engine: TorchEngine) -> Any:
-        return await draw(engine, requests), await engine.stats()
+        return await sample(engine, requests), await engine.stats()
 
     found, stats = use(host, folder, work)
     assert max(gaps(folder, requests, found)) < 1e-4
@@ -190,7 +190,7 @@ def test_prompts_that_share_among_themselves_are_filled_beside_rows_that_run(hos
         running = [asyncio.ensure_future(engine.generate(each)) for each in early]
         while (await engine.stats()).engine_steps < 3:
             await asyncio.sleep(0)
-        return [*await draw(engine, late), *await asyncio.gather(*running)]
+        return [*await sample(engine, late), *await asyncio.gather(*running)]
 
     assert max(gaps(folder, [*late, *early], use(host, folder, work))) < 1e-4
 
@@ -199,9 +199,9 @@ def test_once_prefixes_are_forgotten_nothing_depends_on_which_versions_were_draw
     """Versions take turns, and whose turn it is decides which requests share a pass: a resumed run must begin with the same."""
     adapter = write_adapter(tmp_path / "a", seed=1, scale=0.1)
 
-    async def work(engine: TorchEngine, drawn_before: int) -> Any:
+    async def work(engine: TorchEngine, sampled_before: int) -> Any:
         await engine.publish(version_in(adapter, 1))
-        for number in range(drawn_before):
+        for number in range(sampled_before):
             await engine.generate(replace(request("before", [7] * 30), version=number))
         await engine.forget_prefixes()
         ended: list[str] = []
@@ -215,7 +215,7 @@ def test_once_prefixes_are_forgotten_nothing_depends_on_which_versions_were_draw
         return await asyncio.gather(*map(one, asked)), ended
 
     fresh, after_one, after_both = (
-        use(host, model, lambda engine, drawn=drawn: work(engine, drawn), max_sequences=4) for drawn in range(3)
+        use(host, model, lambda engine, sampled=sampled: work(engine, sampled), max_sequences=4) for sampled in range(3)
     )
     assert fresh == after_one == after_both
 
@@ -224,11 +224,11 @@ def test_a_step_that_fails_ends_its_requests_as_lost_and_the_engine_works_on(hos
     requests = [request(str(n), prompt) for n, prompt in enumerate(some_prompts(3))]
 
     async def work(engine: TorchEngine) -> Any:
-        before = await draw(engine, requests)
+        before = await sample(engine, requests)
         with monkeypatch.context() as broken:
             broken.setattr(engine._model, "forward", lambda *_: (_ for _ in ()).throw(RuntimeError("a broken kernel")))
             lost = await asyncio.gather(*(engine.generate(each) for each in requests), return_exceptions=True)
-        return before, lost, await draw(engine, requests), await engine.stats()
+        return before, lost, await sample(engine, requests), await engine.stats()
 
     before, lost, after, stats = use(host, folder, work)
     assert all(isinstance(error, EngineLostError) and "a broken kernel" in str(error) for error in lost)

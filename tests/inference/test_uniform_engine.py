@@ -18,13 +18,13 @@ def test_it_draws_legal_answers_with_the_odds_that_it_says(tokens):
     for power, legal in Board.start().legal_orders().items():
         table = tokens.tables.table(legal)
         request = GenerationRequest(request_id=power, prompt_ids=[1], table=table, seed=7)
-        drawn, again = (asyncio.run(engine.generate(request)) for _ in range(2))
+        sampled, again = (asyncio.run(engine.generate(request)) for _ in range(2))
         assert (
-            legal.admits(tokens.tables.read(drawn.token_ids.tolist(), legal))
-            and drawn.token_ids.tolist() == again.token_ids.tolist()
+            legal.admits(tokens.tables.read(sampled.token_ids.tolist(), legal))
+            and sampled.token_ids.tolist() == again.token_ids.tolist()
         )
-        counts = np.diff(table.legal_sets(drawn.token_ids.tolist())[1])
-        np.testing.assert_allclose(drawn.logprobs, -np.log(counts), rtol=1e-6)
+        counts = np.diff(table.legal_sets(sampled.token_ids.tolist())[1])
+        np.testing.assert_allclose(sampled.logprobs, -np.log(counts), rtol=1e-6)
     thinks = TableBuilder(tokens.codec, thinking=thinking_of(tokens.codec, 6)).table(legal)
     request = GenerationRequest(request_id="thinks", prompt_ids=[1], table=thinks, seed=7)
     thinks.legal_sets(asyncio.run(engine.generate(request)).token_ids.tolist())  # raises unless whole and legal

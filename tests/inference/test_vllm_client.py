@@ -99,7 +99,7 @@ def expected(host, contract_torch) -> Callable[[Sequence[GenerationRequest]], li
     return lambda requests: host.submit(all_at_once(requests)).result(timeout=60)
 
 
-def draw(host, client: VllmClient, requests: Sequence[GenerationRequest]) -> Future[list[Generation]]:
+def sample(host, client: VllmClient, requests: Sequence[GenerationRequest]) -> Future[list[Generation]]:
     async def all_at_once() -> list[Generation]:
         return await asyncio.gather(*(client.generate(request) for request in requests))
 
@@ -125,7 +125,7 @@ def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is
     else:
         bad.spoil = fault
     requests = [request_for(number) for number in range(40)]  # enough that the bad server is asked three times in any case
-    answers = draw(host, client, requests).result(timeout=60)
+    answers = sample(host, client, requests).result(timeout=60)
     assert ids(answers) == expected(requests) and {answer.worker for answer in answers} == {good.name}
     events = client.events()
     assert bad.faults and events["ejections"] >= 1 and events["retries"] >= 1
@@ -134,11 +134,11 @@ def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is
     wait_until(lambda: client.events()["readmissions"] >= 1)
     later = count(100)
 
-    def draws_again() -> bool:  # on a busy machine it may be too slow for a while
-        draw(host, client, [request_for(next(later)) for _ in range(16)]).result(timeout=60)
-        return any(seed >= 1100 for _, seed in bad.drawn)
+    def samples_again() -> bool:  # on a busy machine it may be too slow for a while
+        sample(host, client, [request_for(next(later)) for _ in range(16)]).result(timeout=60)
+        return any(seed >= 1100 for _, seed in bad.sampled)
 
-    wait_until(draws_again, 60)
+    wait_until(samples_again, 60)
 
 
 @pytest.mark.parametrize("lie", [illegal_path, before_the_mask, probability_one])
@@ -149,7 +149,7 @@ def test_a_server_that_does_not_draw_under_our_mask_is_refused_at_the_start(serv
 
 def test_a_server_of_an_older_release_which_names_tokens_in_text_serves(host, servers, clients, request_for, expected):
     requests = [request_for(number) for number in range(4)]
-    answers = draw(host, clients(servers(spoil=ids_in_text)), requests).result(timeout=60)
+    answers = sample(host, clients(servers(spoil=ids_in_text)), requests).result(timeout=60)
     assert ids(answers) == expected(requests)
 
 
@@ -158,9 +158,9 @@ def test_base_weights_under_an_adapters_name_are_noticed_before_any_request(host
     alone, both = clients(liar), clients(liar, good, look=60.0)
     with pytest.raises(DataError, match="draws by the same weights under the adapter's name 'v1-"):
         publish(host, alone, adapters[0], 1)
-    assert draw(host, alone, [request_for(0)]).result(timeout=20)[0].policy.version == 0
+    assert sample(host, alone, [request_for(0)]).result(timeout=20)[0].policy.version == 0
     publish(host, both, adapters[0], 1)
-    answers = draw(host, both, [request_for(number) for number in range(8)]).result(timeout=60)
+    answers = sample(host, both, [request_for(number) for number in range(8)]).result(timeout=60)
     assert {(answer.policy.version, answer.worker) for answer in answers} == {(1, good.name)}
     assert both.events()["publish_refusals"] == both.events()["ejections"] == 1
     assert any("gets no more work: it refused an adapter that others accepted" in line for line in said)
@@ -173,14 +173,14 @@ def test_a_server_that_draws_the_base_by_an_adapter_is_refused(host, servers, cl
     with pytest.raises(DataError, match=r"draws by the same weights .* with our processor"):
         publish(host, alone, adapters[0], 1)
     publish(host, both, adapters[0], 1)
-    answers = draw(host, both, [request_for(number, version=number % 2) for number in range(8)]).result(timeout=60)
+    answers = sample(host, both, [request_for(number, version=number % 2) for number in range(8)]).result(timeout=60)
     assert {answer.worker for answer in answers} == {good.name}
 
 
 def test_an_adapter_of_zeros_draws_as_the_base_does_and_is_served(host, servers, clients, request_for, make_adapter):
     client = clients(servers())
     publish(host, client, make_adapter(seed=1, scale=0.0), 1)
-    assert draw(host, client, [request_for(0)]).result(timeout=20)[0].policy.version == 1
+    assert sample(host, client, [request_for(0)]).result(timeout=20)[0].policy.version == 1
 
 
 def test_a_server_with_other_base_weights_is_refused(host, servers, clients, tmp_path: Path, model: Path):
@@ -214,7 +214,7 @@ def test_a_kept_connection_that_the_server_closed_costs_no_failure(host, servers
     server = servers(keepalive_s=0.01)
     client = clients(server, look=60.0)
     for number in range(5):
-        draw(host, client, [request_for(number)]).result(timeout=20)
+        sample(host, client, [request_for(number)]).result(timeout=20)
         time.sleep(0.05)
     assert not any(client.events().values())
 
@@ -226,12 +226,12 @@ def test_a_server_that_was_started_again_gets_the_versions_again_before_any_work
         publish(host, client, adapters[version], version)
     host.submit(first.stop()).result(timeout=20)
     requests = [request_for(number, version=1 + number % 2) for number in range(16)]
-    answers = draw(host, client, requests).result(timeout=60)
+    answers = sample(host, client, requests).result(timeout=60)
     assert [answer.policy.version for answer in answers] == [request.version for request in requests]
     host.submit(first.start()).result(timeout=20)
     wait_until(lambda: client.events()["readmissions"] == 1)
     assert {name[:3] for name in first.adapters} == {"v1-", "v2-"}
-    again = draw(host, client, requests).result(timeout=60)
+    again = sample(host, client, requests).result(timeout=60)
     assert ids(again) == ids(answers) and first.name in {answer.worker for answer in again}
 
 
@@ -240,7 +240,7 @@ def test_an_adapter_that_somebody_unloaded_is_loaded_again(host, servers, client
     client = clients(server)
     publish(host, client, adapters[0], 1)
     server.adapters.clear()
-    assert draw(host, client, [request_for(0)]).result(timeout=20)[0].policy.version == 1
+    assert sample(host, client, [request_for(0)]).result(timeout=20)[0].policy.version == 1
     assert client.events()["ejections"] == 1 and len(server.adapters) == 1
 
 
@@ -255,7 +255,7 @@ def test_a_retired_version_is_unloaded_once_nothing_is_in_flight_and_names_never
         assert len(server.adapters) <= 2
     assert [name.partition("-")[0] for name in server.unloaded] == ["v1", "v2", "v3", "v4"]
     server.delay_s = 0.5
-    flying = draw(host, client, [request_for(0, version=5)])
+    flying = sample(host, client, [request_for(0, version=5)])
     wait_until(lambda: server.in_flight)
     host.submit(client.retire(6)).result(timeout=20)
     with pytest.raises(VersionGoneError):
@@ -269,8 +269,8 @@ def test_a_position_stays_at_its_server_and_load_spreads_over_positions(host, se
     client = clients(*ends)
     for start in range(0, 96, 16):
         batch = [request_for(number, snapshot_id=f"s{number % 48}") for number in range(start, start + 16)]
-        draw(host, client, batch).result(timeout=60)
-    homes = [{(seed - 1000) % 48 for _, seed in end.drawn if seed >= 1000} for end in ends]
+        sample(host, client, batch).result(timeout=60)
+    homes = [{(seed - 1000) % 48 for _, seed in end.sampled if seed >= 1000} for end in ends]
     assert not homes[0] & homes[1] and min(map(len, homes)) >= 3
 
 
@@ -279,12 +279,12 @@ def test_with_no_server_left_requests_end_with_one_sentence_and_later_ones_at_on
     client = clients(server, no_server=1.0)
     host.submit(server.stop()).result(timeout=20)
     with pytest.raises(EngineLostError, match=r"no vLLM server came back within 1 s .*nobody listens"):
-        draw(host, client, [request_for(number) for number in range(5)]).result(timeout=30)
+        sample(host, client, [request_for(number) for number in range(5)]).result(timeout=30)
     with pytest.raises(EngineLostError, match="no vLLM server came back"):
-        draw(host, client, [request_for(9)]).result(timeout=1)
+        sample(host, client, [request_for(9)]).result(timeout=1)
     host.submit(server.start()).result(timeout=20)
     wait_until(lambda: client.events()["readmissions"] == 1)
-    assert len(draw(host, client, [request_for(3)]).result(timeout=20)) == 1
+    assert len(sample(host, client, [request_for(3)]).result(timeout=20)) == 1
 
 
 def test_a_request_that_always_fails_is_given_up_with_a_sentence(host, servers, clients, request_for):
@@ -292,7 +292,7 @@ def test_a_request_that_always_fails_is_given_up_with_a_sentence(host, servers, 
     client = clients(server, heartbeat=0.2)
     server.spoil = illegal_path
     with pytest.raises(EngineLostError, match=r"request 'r/1' failed 4 times; the last, http.*not legal at node|came back"):
-        draw(host, client, [request_for(1)]).result(timeout=60)
+        sample(host, client, [request_for(1)]).result(timeout=60)
 
 
 def test_a_refused_request_is_not_sent_elsewhere(host, servers, clients, request_for):
@@ -300,7 +300,7 @@ def test_a_refused_request_is_not_sent_elsewhere(host, servers, clients, request
     client = clients(*ends)
     table = replace(request_for(0).table, longest=3, _bytes=None, _sound=False)
     with pytest.raises(EngineError, match="longest completion of 3") as refusal:
-        draw(host, client, [request_for(0, table=table)]).result(timeout=20)
+        sample(host, client, [request_for(0, table=table)]).result(timeout=20)
     assert not isinstance(refusal.value, EngineLostError) and not any(client.events().values())
 
 

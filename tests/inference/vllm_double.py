@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from entente.decoding.legal_table import LegalTable
-from entente.inference.legal_admission import DRAW_KEY, START_KEY, TABLE_KEY
+from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.policy_version import version_in
@@ -92,7 +92,7 @@ class VllmDouble:
         self.preemptions, self.delay_s = 0, 0.0
         self.adapters: dict[str, int] = {}
         self.unloaded: list[str] = []
-        self.drawn: list[tuple[str, int]] = []
+        self.sampled: list[tuple[str, int]] = []
         """Name of the model or adapter, and seed, of each request."""
         self._key, self._root = key, root or str(model)
         self._engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=64), name="double")
@@ -198,7 +198,7 @@ class VllmDouble:
             version = max(self.adapters.values(), default=0)
         extra = parameters["extra_args"]
         assert (parameters["temperature"], parameters["logprobs"]) == (0.0, 0)
-        self.drawn.append((model, extra[DRAW_KEY][0]))
+        self.sampled.append((model, extra[SAMPLING_KEY][0]))
         self.in_flight += 1
         try:
             await asyncio.sleep(self.delay_s)
@@ -207,13 +207,13 @@ class VllmDouble:
             assert parameters["max_tokens"] == table.longest - len(head)
             ids = body["token_ids"]
             assert ids[len(ids) - len(head) :] == head
-            drawn = await self._engine.generate(
+            sampled = await self._engine.generate(
                 GenerationRequest(
                     request_id=str(next(self._numbers)),
                     prompt_ids=ids[: len(ids) - len(head)],
                     table=table,
-                    seed=extra[DRAW_KEY][0],
-                    temperature=extra[DRAW_KEY][1],
+                    seed=extra[SAMPLING_KEY][0],
+                    temperature=extra[SAMPLING_KEY][1],
                     version=version,
                 )
             )
@@ -221,10 +221,10 @@ class VllmDouble:
             return _error(400, str(error))
         finally:
             self.in_flight -= 1
-        tokens, logprobs = drawn.token_ids.tolist()[len(head) :], drawn.logprobs.tolist()[len(head) :]
+        tokens, logprobs = sampled.token_ids.tolist()[len(head) :], sampled.logprobs.tolist()[len(head) :]
         content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in zip(tokens, logprobs, strict=True)]
         choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": drawn.cached_tokens}}
+        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": sampled.cached_tokens}}
         answer: dict[str, Any] = {"request_id": "r", "model": model, "choices": [choice], "usage": usage}
         if self.spoil is not None:
             self.faults += 1

@@ -7,7 +7,7 @@ from typing import Any
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
 from entente.live_games.http_server import bind, make_server
-from entente.live_games.orders_server import Draws, ServedPolicy, orders_app
+from entente.live_games.orders_server import OrderSampler, ServedPolicy, orders_app
 from entente.players.policy import Tokens
 from tests.waiting import wait_until
 
@@ -22,12 +22,12 @@ class ApiHere:
         self.host = EngineHost("api-engine")
         self.host.submit(engine.start()).result(timeout=60)
         self.policy = ServedPolicy(name=MODEL, fingerprint="0123", host=self.host, engine=engine, tokens=tokens, version=0)
-        self.draws = Draws(self.policy, most)
+        self.samples = OrderSampler(self.policy, most)
         self._listener = bind("127.0.0.1", 0, None)
         self.port = self._listener.getsockname()[1]
-        app = orders_app(self.draws, key, [f"127.0.0.1:{self.port}", f"localhost:{self.port}"] if own else [])
+        app = orders_app(self.samples, key, [f"127.0.0.1:{self.port}", f"localhost:{self.port}"] if own else [])
         self.server = make_server(app, drain_s=1)
-        self.draws.on_failure = lambda: setattr(self.server, "should_exit", True)
+        self.samples.on_failure = lambda: setattr(self.server, "should_exit", True)
         self._thread = threading.Thread(target=lambda: self.server.run(sockets=[self._listener]))
         self._thread.start()
         wait_until(lambda: self.server.started)

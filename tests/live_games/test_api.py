@@ -70,7 +70,7 @@ def engine(api: ApiHere) -> Iterator[Engine]:
     assert isinstance(engine, Engine)
     yield engine
     engine.delay_s, engine.fails_with, engine.cancelled = 0.0, None, 0
-    wait_until(lambda: not api.draws.in_flight and not engine.running)
+    wait_until(lambda: not api.samples.in_flight and not engine.running)
 
 
 @pytest.fixture
@@ -255,9 +255,9 @@ def test_more_draws_than_the_limit_are_told_when_to_try_again(tokens):
         wait_until(lambda: engine.running == 3)
         status, headers, error = knock(served.port, "/v1/chat/completions", "POST", body)
         assert (status, error["type"], error["code"]) == (429, "rate_limit_error", "rate_limit_exceeded")
-        assert int(headers["Retry-After"]) >= 1 and served.draws.in_flight == 3
+        assert int(headers["Retry-After"]) >= 1 and served.samples.in_flight == 3
         line.close()
-        wait_until(lambda: engine.cancelled == 3 and not served.draws.in_flight)
+        wait_until(lambda: engine.cancelled == 3 and not served.samples.in_flight)
         engine.delay_s = 0.0
         assert knock(served.port, "/v1/chat/completions", "POST", body)[0] == 200
     finally:
@@ -271,7 +271,7 @@ def test_a_client_that_leaves_cancels_its_draws(api, engine):
     line.request("POST", "/v1/chat/completions", body)
     wait_until(lambda: engine.running == 5)
     line.close()
-    wait_until(lambda: engine.cancelled == 5 and not api.draws.in_flight)
+    wait_until(lambda: engine.cancelled == 5 and not api.samples.in_flight)
 
 
 def test_a_client_that_leaves_within_its_request_is_no_defect(api, caplog):

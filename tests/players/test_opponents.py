@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from entente.game.board import POWERS
-from entente.players.opponents import POLICY, draw_opponents, read_opponents, read_table, table_text
+from entente.players.opponents import POLICY, read_opponents, read_table, sample_opponents, table_text
 from entente.players.policy import PolicyPlayer
 from entente.rollouts.groups import StartGroup, decisions_of, phases_of, roll_out
 from entente.rollouts.settings import RolloutSettings
@@ -25,30 +25,30 @@ def rolled(positions, engine, tokens, settings: RolloutSettings, deciders=None):
 
 
 def lots(text: str, count: int, *, by_seat: bool = False) -> list[dict[str, str]]:
-    return [draw_opponents(f"p/3/{number}", read_table(text), POWERS[1:], by_seat=by_seat) for number in range(count)]
+    return [sample_opponents(f"p/3/{number}", read_table(text), POWERS[1:], by_seat=by_seat) for number in range(count)]
 
 
 def test_each_start_group_draws_one_of_the_players_named_and_all_are_drawn_alike():
     found = lots(MIX.opponents, 600)
-    drawn = Counter(seats["FRANCE"] for seats in found)
-    assert set(drawn) == {"hold", "mover", "territorial"} and min(drawn.values()) > 160
+    sampled = Counter(seats["FRANCE"] for seats in found)
+    assert set(sampled) == {"hold", "mover", "territorial"} and min(sampled.values()) > 160
     assert all(len(set(seats.values())) == 1 for seats in found), "one lot for all seats"
     assert found == lots(MIX.opponents, 600)
 
 
 @pytest.mark.parametrize("by_seat", [False, True], ids=["group", "seat"])
 def test_lots_fall_as_the_weights_say(by_seat: bool):
-    drawn = Counter(seats["ITALY"] for seats in lots("hold*3,v4,mover*0,random*0.5", 900, by_seat=by_seat))
-    assert set(drawn) == {"hold", "policy:4", "random"}
+    sampled = Counter(seats["ITALY"] for seats in lots("hold*3,v4,mover*0,random*0.5", 900, by_seat=by_seat))
+    assert set(sampled) == {"hold", "policy:4", "random"}
     for name, share in (("hold", 3 / 4.5), ("policy:4", 1 / 4.5), ("random", 0.5 / 4.5)):
-        assert abs(drawn[name] / 900 - share) < 0.05
+        assert abs(sampled[name] / 900 - share) < 0.05
 
 
 def test_a_lot_by_seat_depends_on_group_and_power_alone():
     found = lots("hold,mover", 40, by_seat=True)
     assert sum(len(set(seats.values())) == 2 for seats in found) > 30, "seats of a group differ"
     for number, seats in enumerate(found):
-        assert draw_opponents(f"p/3/{number}", read_table("hold,mover"), ["ITALY"], by_seat=True) == {"ITALY": seats["ITALY"]}
+        assert sample_opponents(f"p/3/{number}", read_table("hold,mover"), ["ITALY"], by_seat=True) == {"ITALY": seats["ITALY"]}
 
 
 def test_a_table_is_read_as_it_was_written():

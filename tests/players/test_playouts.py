@@ -72,9 +72,9 @@ def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settin
     before = board.snapshot(game_id="", seed=0, source="").position
     tried = [player("random")(request.legal, random.Random(number), board) for number in range(2)]
     playouts = Playouts(board, request.power, "g", settings)
-    for luck in range(2):  # sets that share their luck, and sets that do not
+    for number in range(2):  # sets that share their luck, and sets that do not
         for orders in tried:
-            assert playouts.value(orders, luck) == forked(board, request.power, orders, f"g/playout/{luck}", settings)
+            assert playouts.value(orders, number) == forked(board, request.power, orders, f"g/playout/{number}", settings)
     assert board.snapshot(game_id="", seed=0, source="").position == before and board.phase == asked(board).board.phase
 
 
@@ -103,7 +103,7 @@ def test_an_equal_position_is_played_again_where_a_player_looks_at_the_last_orde
 
 def test_seats_of_a_mix_are_drawn_by_the_name_of_the_dice():
     settings = SearchSettings(player=("dumbbot", "random"))
-    drawn = [seats_of(f"g/{number}", settings.player) for number in range(40)]
-    assert drawn == [seats_of(f"g/{number}", settings.player) for number in range(40)]
-    share = sum(list(seats.values()).count("random") for seats in drawn) / (40 * len(POWERS))
-    assert 0.35 < share < 0.65 and all(list(seats) == list(POWERS) for seats in drawn)
+    sampled = [seats_of(f"g/{number}", settings.player) for number in range(40)]
+    assert sampled == [seats_of(f"g/{number}", settings.player) for number in range(40)]
+    share = sum(list(seats.values()).count("random") for seats in sampled) / (40 * len(POWERS))
+    assert 0.35 < share < 0.65 and all(list(seats) == list(POWERS) for seats in sampled)

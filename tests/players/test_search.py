@@ -144,15 +144,15 @@ def test_a_look_tells_each_proposal_s_value_and_with_which_probability_the_polic
     settings = SearchSettings(proposals=2, scripted=("dumbbot",), playouts=1, player=("mover",))
     engine = uniform_engine()
     decider = SearchDecider(settings, policy=PolicyPlayer(engine, tokens, 1))
-    found, drawn = asyncio.run(decider.look(request))
+    found, sampled = asyncio.run(decider.look(request))
     assert found.orders == asyncio.run(SearchDecider(settings, policy=PolicyPlayer(uniform_engine(), tokens, 1)).decide(request))
-    assert list(drawn) == list(found.proposals) and len(found.values) == len(drawn)
+    assert list(sampled) == list(found.proposals) and len(found.values) == len(sampled)
     table = tokens.tables.table(request.legal)
-    for orders, probability in drawn.items():
+    for orders, probability in sampled.items():
         counts = np.diff(table.legal_sets(tokens.tables.spell(orders, request.legal))[1])
         if probability is not None:
             assert probability == pytest.approx(float(np.prod(1 / counts)), rel=1e-4)
-    assert drawn[found.proposals[-1]] is None and sum(probability is not None for probability in drawn.values()) == 2
+    assert sampled[found.proposals[-1]] is None and sum(probability is not None for probability in sampled.values()) == 2
 
 
 def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):

@@ -36,9 +36,9 @@ def stored(paths: RunPaths) -> list[dict]:
 def test_a_decision_is_shown_as_it_was_drawn(rows, stored):
     for row in stored[:: max(1, len(stored) // 8)]:
         shown = rows.decision(row["decision_id"])
-        assert [drawn.legal for drawn in shown.drawn] == np.diff(row["legal_offsets"]).tolist()
-        assert [drawn.logprob for drawn in shown.drawn] == row["behaviour_logprobs"]
-        assert "".join(drawn.token for drawn in shown.drawn) == shown.answer
+        assert [sampled.legal for sampled in shown.sampled] == np.diff(row["legal_offsets"]).tolist()
+        assert [sampled.logprob for sampled in shown.sampled] == row["behaviour_logprobs"]
+        assert "".join(sampled.token for sampled in shown.sampled) == shown.answer
         assert [order for order, _ in shown.orders] == row["orders"]
         assert shown.answer.removesuffix("<|end|>").split("\n") == row["orders"]
         together = math.prod(probability for _, probability in shown.orders)

@@ -87,7 +87,7 @@ def test_peft_loads_the_folder_as_it_is_and_computes_what_the_run_did(exported: 
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(".")), of_the_run(root))
 
 
-def drawn(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[Sampled]:
+def sampled(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) -> list[Sampled]:
     """What the player draws for three powers of the position, by the torch engine."""
 
     async def play() -> list[Sampled]:
@@ -116,7 +116,9 @@ def test_an_exported_adapter_orders_what_its_run_s_version_orders(exported: Path
     assert prompts is not None
     tokens = Tokens(Codec(player.model), prompts)
     for position in positions[:2]:
-        pairs = zip(drawn(player, player.model, tokens, position), drawn(source.version, source.base, own, position), strict=True)
+        pairs = zip(
+            sampled(player, player.model, tokens, position), sampled(source.version, source.base, own, position), strict=True
+        )
         for away, home in pairs:
             assert away.orders == home.orders and away.prompt_ids == home.prompt_ids
             np.testing.assert_allclose(away.generation.logprobs, home.generation.logprobs, atol=1e-6)
@@ -126,7 +128,7 @@ def test_the_program_in_the_folder_draws_legal_orders_with_their_probability_und
     assert (exported / "legal_orders.py").read_bytes() == Path("entente/inference/legal_orders.py").read_bytes()
     player, board = LegalPlayer(exported), Board.start()
     legal = board.legal_orders()["TURKEY"]
-    orders, logprob = player.draw(board, "TURKEY", np.random.default_rng(3))
+    orders, logprob = player.sample(board, "TURKEY", np.random.default_rng(3))
     assert legal.admits(orders)
     completion, table = player.tables.spell(orders, legal), player.tables.table(legal)
     prompt = player.form.ids(board_text(board, "TURKEY", player.prompts), power_text(legal, board, player.prompts, cue=""))

@@ -76,13 +76,13 @@ def test_a_row_holds_an_open_set_for_each_drawn_token_of_the_thought_and_its_exa
         assert codec.decode(prompt).startswith(rules) and codec.decode(prompt).endswith("THOUGHT:\n")
         _, orders = codec.decode(completion).split("\nORDERS:\n")
         assert len(orders.split("\n")) == len(row.orders) and row.orders_rejected == 0
-        drawn = int((ids < 0).sum())
-        thought = completion[:drawn].tolist()
-        seen.add(drawn if thought[-1] == thinking.marker else "forced")
+        sampled = int((ids < 0).sum())
+        thought = completion[:sampled].tolist()
+        seen.add(sampled if thought[-1] == thinking.marker else "forced")
         assert thinking.marker not in thought[:-1] and codec.eos_id not in thought
         for place in range(len(completion)):
             legal = ids[offsets[place] : offsets[place + 1]]
-            if place < drawn:
+            if place < sampled:
                 assert legal.tolist() == [-1 - codec.eos_id, codec.vocabulary_size]
                 expected = -math.log(codec.vocabulary_size - 1)
             else:

@@ -140,8 +140,8 @@ def naive_selection(
         age = max(lag[group] for group in eligible if group[:2] == (producer, number))
         key = -math.log(uniform(seed, step, producer, number)) / 0.5**age
         pools[played.pop() if len(played) == 1 else ""].append((key, producer, number))
-    drawn = sorted((turn, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool)))[:start_groups]
-    place = {(producer, number): at for at, (_, _, producer, number) in enumerate(drawn)}
+    sampled = sorted((turn, *each) for pool in pools.values() for turn, each in enumerate(sorted(pool)))[:start_groups]
+    place = {(producer, number): at for at, (_, _, producer, number) in enumerate(sampled)}
     chosen = [group for group in eligible if group[:2] in place]
     chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
     return [{member.decision_id for member in groups[group]} for group in chosen], Counter(eligibility.values())
@@ -222,11 +222,11 @@ def test_the_draw_written_as_sql_chooses_the_rows_of_the_draw(paths: RunPaths, r
         theirs.refresh()
         asked: dict[str, Any] = {"step": step, "policy_version": step - 1}
         assert theirs.eligible(**asked) == ours.eligible(**asked)
-        drawn, counts = ours.select_batch(**asked, start_groups=1 + seed % 3)
+        sampled, counts = ours.select_batch(**asked, start_groups=1 + seed % 3)
         found, seen = theirs.select_batch(**asked, start_groups=1 + seed % 3)
-        assert found.equals(drawn) and seen == counts
-        taken += drawn.num_rows
-        assert write_ledger(paths, step, drawn, {})
+        assert found.equals(sampled) and seen == counts
+        taken += sampled.num_rows
+        assert write_ledger(paths, step, sampled, {})
     assert taken > 0
 
 

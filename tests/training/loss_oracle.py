@@ -18,7 +18,7 @@ class Token:
     """A drawn token: log-probabilities now, when it was drawn, and of what its ratio is taken against."""
 
     now: float
-    drawn: float
+    sampled: float
     advantage: float
     decision: int
     against: float | None = None
@@ -27,11 +27,11 @@ class Token:
 
     @property
     def anchor(self) -> float:
-        return self.drawn if self.against is None else self.against
+        return self.sampled if self.against is None else self.against
 
     @property
     def is_outlier(self) -> bool:
-        return not OUTLIER_LOW <= math.exp(self.now - self.drawn) <= OUTLIER_HIGH
+        return not OUTLIER_LOW <= math.exp(self.now - self.sampled) <= OUTLIER_HIGH
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def clipped(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     for token in tokens:
         ratio = math.exp(token.now - token.anchor)
         loss, by_ratio, guard = _surrogate(ratio, token.advantage)
-        weight = _weight(token.anchor - token.drawn, cap) / len(tokens)
+        weight = _weight(token.anchor - token.sampled, cap) / len(tokens)
         parts.append(Part(0.0, 0.0, "out") if token.is_outlier else Part(weight * loss, weight * by_ratio * ratio, guard))
     return parts
 
@@ -75,7 +75,7 @@ def dppo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     parts = []
     for token in tokens:
         ratio, moved = math.exp(token.now - token.anchor), math.exp(token.now) - math.exp(token.anchor)
-        weight = _weight(token.anchor - token.drawn, cap) / len(tokens)
+        weight = _weight(token.anchor - token.sampled, cap) / len(tokens)
         if token.is_outlier:
             parts.append(Part(0.0, 0.0, "out"))
         elif token.advantage > 0 and moved > DIVERGENCE:
@@ -92,7 +92,7 @@ def cispo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     parts = []
     for token in tokens:
         ratio = math.exp((token.now if token.weighed is None else token.weighed) - token.anchor)
-        weight = min(ratio, 1 + CLIP_HIGH) * _weight(token.anchor - token.drawn, cap) / len(tokens)
+        weight = min(ratio, 1 + CLIP_HIGH) * _weight(token.anchor - token.sampled, cap) / len(tokens)
         slope = -weight * token.advantage
         parts.append(Part(0.0, 0.0, "out") if token.is_outlier else Part(slope * token.now, slope))
     return parts
@@ -124,7 +124,7 @@ def gspo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
         if any(token.is_outlier for token in mine):
             continue
         ratio = math.exp(sum(token.now - token.anchor for token in mine) / len(mine))
-        weight = _weight(sum(token.anchor - token.drawn for token in mine) / len(mine), cap) / len(decisions)
+        weight = _weight(sum(token.anchor - token.sampled for token in mine) / len(mine), cap) / len(decisions)
         loss, by_ratio, guard = _surrogate(ratio, mine[0].advantage)
         for place in places:
             parts[place] = Part(weight * loss / len(mine), weight * by_ratio * ratio / len(mine), guard)

@@ -39,7 +39,7 @@ def learner() -> tuple[Policy, torch.optim.Optimizer]:
     return policy, Updater(policy, SETTINGS).optimiser
 
 
-def draws() -> list[object]:
+def samples() -> list[object]:
     return [torch.rand(3).tolist(), np.random.random(3).tolist(), np.random.normal(), random.random(), random.gauss(0, 1)]
 
 
@@ -77,11 +77,11 @@ def test_all_that_the_next_step_rests_on_comes_back_bit_for_bit(tmp_path: Path):
     random.gauss(0, 1)  # which draws a second one ahead, as numpy's does
     np.random.normal()
     save_checkpoint(paths, state_of(1), policy, optimiser, keep=1)
-    expected = draws()
+    expected = samples()
     learn(policy, optimiser)
     again, its_optimiser = learner()
     assert load_checkpoint(paths, 1, again, its_optimiser) == state_of(1)
-    assert draws() == expected
+    assert samples() == expected
     learn(again, its_optimiser)
     assert all(one.equal(other) for one, other in zip(policy.parameters(), again.parameters(), strict=True))
     one, other = optimiser.state_dict(), its_optimiser.state_dict()
@@ -144,7 +144,7 @@ def test_a_damaged_manifest_costs_one_checkpoint_and_not_the_run(paths: RunPaths
 def test_equal_steps_leave_equal_checkpoints_whatever_the_process_drew_before(tmp_path: Path):
     written = []
     for name in ("one", "two"):
-        draws()
+        samples()
         paths = RunPaths(tmp_path / name).create()
         folder = save_checkpoint(paths, state_of(1), *learner(), keep=1)
         written.append({file.name: sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()})
@@ -162,12 +162,12 @@ def test_a_checkpoint_under_the_name_of_another_step_is_not_that_step(paths: Run
 def test_weights_that_do_not_fit_change_nothing(paths: RunPaths):
     wider = SETTINGS.model_copy(update={"lora_rank": 3})
     policy = Policy(base(), wider)
-    optimiser, drawn = Updater(policy, wider).optimiser, torch.get_rng_state()
+    optimiser, sampled = Updater(policy, wider).optimiser, torch.get_rng_state()
     before = [weight.clone() for weight in policy.parameters()]
     with pytest.raises(DataError, match="does not fit this trainer"):
         load_checkpoint(paths, 2, policy, optimiser)
     assert all(one.equal(other) for one, other in zip(before, policy.parameters(), strict=True))
-    assert torch.get_rng_state().equal(drawn) and not optimiser.state_dict()["state"]
+    assert torch.get_rng_state().equal(sampled) and not optimiser.state_dict()["state"]
 
 
 def test_an_adapter_is_the_same_whatever_folder_its_base_lies_in_and_peft_loads_it(tmp_path: Path):

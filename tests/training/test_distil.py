@@ -83,10 +83,10 @@ def gradient_of(policy: Policy) -> torch.Tensor:
     return torch.cat([(torch.zeros_like(w) if w.grad is None else w.grad).flatten() for w in policy.parameters()])
 
 
-def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, drawn: bool, taught: bool) -> StepFigures:
+def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, sampled: bool, taught: bool) -> StepFigures:
     batch, distil_targets = rows_of(paths), distil_targets_of(paths) if taught else None
     advantages = leave_one_out(batch.returns, batch.advantage_groups).astype(np.float32)
-    rows = range(len(batch.returns)) if drawn else []
+    rows = range(len(batch.returns)) if sampled else []
     return Updater(policy, settings).accumulate(
         batch, rows, advantages, None, distil_targets, range(len(distil_targets.weights)) if distil_targets else ()
     )
@@ -95,7 +95,7 @@ def accumulated(policy: Policy, settings: TrainingSettings, paths: RunPaths, *, 
 def test_the_gradient_of_distil_targets_is_the_slope_of_the_loops_loss(paths, model):
     """Along the gradient itself, where a wrong sign, weight, mask or divisor would show."""
     policy, distil_targets = stirred(model, SETTINGS), distil_targets_of(paths)
-    done = accumulated(policy, SETTINGS, paths, drawn=False, taught=True)
+    done = accumulated(policy, SETTINGS, paths, sampled=False, taught=True)
     assert sum(done.losses) == pytest.approx(looped_loss(policy, distil_targets), rel=1e-5) and done.distil == sum(done.losses)
     weights = policy.parameters()
     direction = [torch.zeros_like(weight) if weight.grad is None else weight.grad.clone() for weight in weights]
@@ -114,7 +114,7 @@ def test_the_loss_of_distil_targets_does_not_depend_on_the_micro_batches(paths, 
     for cut in ({"token_budget": 300}, {"token_budget": 8192}):
         settings = SETTINGS.model_copy(update=cut)
         policy = stirred(model, settings)
-        done = accumulated(policy, settings, paths, drawn=True, taught=True)
+        done = accumulated(policy, settings, paths, sampled=True, taught=True)
         found.append((len(done.losses), sum(done.losses), done.distil, gradient_of(policy)))
     assert found[0][0] > found[1][0], "nothing was cut, so nothing was tested"
     for _, loss, distil, gradient in found[1:]:
@@ -124,10 +124,10 @@ def test_the_loss_of_distil_targets_does_not_depend_on_the_micro_batches(paths, 
 
 def test_a_mixed_step_adds_the_distil_targets_and_leaves_the_rollouts_part_bitwise(paths, model):
     parts = {}
-    for drawn, taught in ((True, False), (False, True), (True, True)):
+    for sampled, taught in ((True, False), (False, True), (True, True)):
         policy = stirred(model, SETTINGS)
-        done = accumulated(policy, SETTINGS, paths, drawn=drawn, taught=taught)
-        parts[drawn, taught] = done.losses, gradient_of(policy)
+        done = accumulated(policy, SETTINGS, paths, sampled=sampled, taught=taught)
+        parts[sampled, taught] = done.losses, gradient_of(policy)
     alone, learned, mixed = parts[True, False], parts[False, True], parts[True, True]
     assert mixed[0] == [*alone[0], *learned[0]] and alone[0] and learned[0]
     torch.testing.assert_close(mixed[1], alone[1] + learned[1], rtol=1e-4, atol=1e-7)

@@ -76,8 +76,8 @@ def test_a_row_lies_whole_in_one_micro_batch_and_keeps_what_is_its_own(rows, bud
             legal = batch.legal_ids[batch.legal_offsets[index] : batch.legal_offsets[index + 1]].tolist()
             assert micro.legal_ids[token][micro.legal_mask[token]].tolist() == legal
             assert micro.head_ids[micro.legal_columns[token]].tolist() == micro.legal_ids[token].tolist()
-            drawn = batch.input_ids[batch.input_offsets[row] + batch.prompt_lens[row] + index - batch.completion_offsets[row]]
-            assert micro.legal_ids[token][micro.chosen[token]] == drawn
+            sampled = batch.input_ids[batch.input_offsets[row] + batch.prompt_lens[row] + index - batch.completion_offsets[row]]
+            assert micro.legal_ids[token][micro.chosen[token]] == sampled
             assert micro.behaviour[token] == batch.behaviour_logprobs[index]
             assert micro.temperature[token] == batch.temperatures[row]
 

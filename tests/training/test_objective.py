@@ -31,11 +31,11 @@ class Update:
         rng = random.Random(seed)
         self.decisions = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
         self.sets = [sorted(rng.sample(range(VOCABULARY), rng.randint(2, 5))) for _ in self.decisions]
-        self.drawn = [rng.randrange(len(legal)) for legal in self.sets]
+        self.sampled = [rng.randrange(len(legal)) for legal in self.sets]
         self.logits, self.base = ([[rng.gauss(0, 1.5) for _ in range(VOCABULARY)] for _ in self.decisions] for _ in range(2))
         self.advantages = [1.5, -0.5, 2.0, -1.25]
         now = self.policies(self.logits)
-        self.behaviour = [now[at][self.sets[at][self.drawn[at]]] + rng.gauss(0, 0.5) for at in range(len(self.decisions))]
+        self.behaviour = [now[at][self.sets[at][self.sampled[at]]] + rng.gauss(0, 0.5) for at in range(len(self.decisions))]
         self.probed = [at % 3 == 0 for at in range(len(self.decisions))]
         self.thoughts = [False] * len(self.decisions)
 
@@ -45,9 +45,9 @@ class Update:
     def oracle(self, name: str, settings: TrainingSettings, logits: list[list[float]]) -> float:
         """The loss by loops; weights without a gradient are those of `self.logits`."""
         policies, references, n = self.policies(logits), self.policies(self.base), len(self.decisions)
-        drawn = [legal[column] for legal, column in zip(self.sets, self.drawn, strict=True)]
+        sampled = [legal[column] for legal, column in zip(self.sets, self.sampled, strict=True)]
         tokens = [
-            Token(policies[at][drawn[at]], self.behaviour[at], self.advantages[decision], decision, weighed=before[drawn[at]])
+            Token(policies[at][sampled[at]], self.behaviour[at], self.advantages[decision], decision, weighed=before[sampled[at]])
             for at, (decision, before) in enumerate(zip(self.decisions, self.policies(self.logits), strict=True))
         ]
         loss = sum(part.loss for part in ORACLES[name](tokens))
@@ -90,7 +90,7 @@ class Update:
         legal = self.legal(logits, at)
         mass = (legal.logsumexp(1) - logits[at].logsumexp(1)).exp()
         logprobs = legal.log_softmax(1)
-        chosen = logprobs[range(len(at)), [self.drawn[place] for place in at]]
+        chosen = logprobs[range(len(at)), [self.sampled[place] for place in at]]
         probed = torch.tensor([self.probed[place] for place in at])
         masses = torch.where(probed, mass, torch.full_like(mass, math.nan))
         found = {"chosen": chosen, "entropy": legal_entropy(logprobs), "legal_mass": masses}
@@ -135,7 +135,7 @@ def test_with_a_thought_the_slopes_of_the_policy_loss_are_told_and_nothing_else_
     update.thoughts = [at % 4 == 1 for at in range(len(update.decisions))]
     loss, slopes, seen = update.found(name, settings, [[2], [0, 3], [1]])
     policies = update.policies(update.logits)
-    now = [policies[at][update.sets[at][update.drawn[at]]] for at in range(len(update.decisions))]
+    now = [policies[at][update.sets[at][update.sampled[at]]] for at in range(len(update.decisions))]
     given = zip(now, update.behaviour, (update.advantages[decision] for decision in update.decisions), strict=True)
     parts = ORACLES[name]([Token(*token, decision) for token, decision in zip(given, update.decisions, strict=True)])
     order = np.argsort(seen["batch_row"], kind="stable")
@@ -149,7 +149,7 @@ def test_what_was_seen_is_what_the_loops_say():
     update = Update()
     _, _, seen = update.found("clipped", TrainingSettings(kl_weight=0.3), [[0, 1, 2, 3]])
     policies, references = update.policies(update.logits), update.policies(update.base)
-    now = [policies[at][update.sets[at][update.drawn[at]]] for at in range(len(update.decisions))]
+    now = [policies[at][update.sets[at][update.sampled[at]]] for at in range(len(update.decisions))]
     assert seen["batch_row"].tolist() == update.decisions
     assert seen["log_ratio"].tolist() == pytest.approx([p - b for p, b in zip(now, update.behaviour, strict=True)], rel=1e-5)
     assert seen["entropy"].tolist() == pytest.approx([entropy(p) for p in policies], rel=1e-5)

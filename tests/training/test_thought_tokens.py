@@ -46,7 +46,7 @@ class Naive:
         with torch.no_grad(), self._model.disable_adapter():
             references = [over for _, over, _, _ in self._tokens()]
         found = list(self._tokens())
-        self.chosen = torch.stack([over[drawn] for drawn, over, _, _ in found])
+        self.chosen = torch.stack([over[sampled] for sampled, over, _, _ in found])
         self.entropy = torch.stack([-(over.exp() * over).sum() for _, over, _, _ in found])
         self.kl = torch.stack([(f[1].exp() * (f[1] - base)).sum() for f, base in zip(found, references, strict=True)])
         self.mass = torch.stack([mass for _, _, mass, _ in found])
@@ -72,8 +72,8 @@ class Naive:
 
     def parts(self, loss: str, advantages: np.ndarray) -> list[Part]:
         """Each token's part of the policy loss and its slope."""
-        drawn = self.batch.behaviour_logprobs[self.places].tolist()
-        tokens = zip(self.chosen.tolist(), drawn, advantages[self.rows].tolist(), self.rows, strict=True)
+        sampled = self.batch.behaviour_logprobs[self.places].tolist()
+        tokens = zip(self.chosen.tolist(), sampled, advantages[self.rows].tolist(), self.rows, strict=True)
         return ORACLES[loss]([Token(*token) for token in tokens])
 
     def probes(self) -> torch.Tensor:

@@ -63,9 +63,9 @@ def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutF
         legal = logits.gather(1, torch.from_numpy(micro.legal_ids))
         legal = legal.masked_fill(~torch.from_numpy(micro.legal_mask), -torch.inf)
         chosen = torch.from_numpy(micro.chosen)
-        drawn = legal.gather(1, chosen[:, None])[:, 0]
-        losses[micro.completion_index] = (logits.logsumexp(1) - drawn).numpy()
-        legal_losses[micro.completion_index] = (legal.logsumexp(1) - drawn).numpy()
+        sampled = legal.gather(1, chosen[:, None])[:, 0]
+        losses[micro.completion_index] = (logits.logsumexp(1) - sampled).numpy()
+        legal_losses[micro.completion_index] = (legal.logsumexp(1) - sampled).numpy()
         equal[micro.completion_index] = (legal.argmax(1) == chosen).numpy()
     missed = np.bincount(_order_numbers(examples, separator), weights=1 - equal)
     return HeldOutFigures(
