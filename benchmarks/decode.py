@@ -1,8 +1,7 @@
 """`decode`: decisions per second of an engine, and the effect of legal tables, prefix cache, batching and adapter swaps.
 
-A ratio is the median over rounds of two arms that alternate in one process, on one thread, in CPU seconds. The benchmark uses the
-default engine with the tiny model. Requests are all decisions of the start groups of a step (`benchmarks/decode_cases.py`). Every
-arm starts with an empty prefix cache.
+A ratio is the median over rounds of two arms that alternate in one process, on one thread, in CPU seconds. Default engine, tiny
+model, all decisions of a step's start groups (`benchmarks/decode_cases.py`), empty prefix cache per arm.
 """
 
 import asyncio
@@ -38,11 +37,9 @@ STEPS = 3
 IN_FLIGHT = 64
 """Forks of a laptop step: its maximum decisions in flight."""
 RATES_AT = (1, 8, 32, 64, 128)
-"""Decisions in flight of the measured rates."""
 
 
 def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs) -> Outcome:
-    """Measure the default engine on the rollouts of a run. Raises InputError if `rounds` is below 1."""
     check_rounds(rounds)
     return asyncio.run(_measure(model, inputs, rounds=rounds))
 
@@ -87,10 +84,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
 
 
 def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
-    """CPU milliseconds per table, from the legal orders to the engine: mean over `asked`, median over rounds.
-
-    `warm_up` fills the cache of encoded orders. As in a rollout, some forks share tables.
-    """
+    """CPU milliseconds per table: mean over `asked`, median over rounds. `warm_up` fills the cache of encoded orders."""
     from entente.inference.legal_admission import TableCache
 
     spent = []

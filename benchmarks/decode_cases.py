@@ -38,10 +38,7 @@ class Case:
 
 
 def rollout_cases(positions: Sequence[Snapshot], *, forks: int, phases: int) -> list[Case]:
-    """The decisions with a choice of all powers in forks of `positions`, in the order of a rollout.
-
-    With random players, the forks diverge as with an untrained policy.
-    """
+    """All powers' decisions with a choice, in rollout order. Random players make forks diverge as an untrained policy does."""
     live = [(snapshot, fork, Board.restore(snapshot)) for snapshot in positions for fork in range(forks)]
     cases = []
     for phase in range(phases):
@@ -93,8 +90,6 @@ class RunInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedStep:
-    """The rollouts of one step, with phases in their real proportions."""
-
     cases: list[Case]
     """Every decision, in the order of the requests."""
     sampled: list[tuple[GenerationRequest, Generation]]

@@ -1,8 +1,6 @@
-"""`e2e`: runs `entente train` as a process, and collects the figures of its steps and the CPU seconds of all its processes.
+"""`e2e`: runs `entente train` as a process, and collects the figures of its steps and the CPU seconds of its process tree.
 
-It reads the CPU seconds of the process tree (flow, trainer, server) when a step's line appears in the run's metrics. All other
-figures come from the run's files.
-"""
+CPU seconds are read when a step's line appears in the run's metrics; all other figures come from the run's files."""
 
 import json
 import os
@@ -36,7 +34,6 @@ class RunFigures:
     """CPU seconds of the process tree from the start to each step."""
     summary: dict[str, Any]
     lags: list[int]
-    """Policy lag of every trained row."""
 
     def settled(self, name: str) -> list[float]:
         """A metric of all steps except the first, the warm-up."""
@@ -56,14 +53,8 @@ def run_entente(
     timeout_s: float = 1800.0,
     alone_in: Path | None = None,
 ) -> RunFigures:
-    """Run `entente train` to its end.
-
-    Args:
-        alone_in: working directory of a run with a separate Prefect database; None: the current directory and Prefect profile.
-
-    Raises:
-        TrainingError: the run failed or took too long; the message ends with the last line of its log.
-    """
+    """Run `entente train` to its end. `alone_in`: working directory of a run with a separate Prefect database; None: the current
+    directory and Prefect profile. Raises TrainingError with the last log line if the run failed or took too long."""
     paths, log = RunPaths(runs_root / run), runs_root / f".{run}.log"
     command, environment = train_command(["--json", *arguments], runs_root, run, alone=alone_in is not None)
     runs_root.mkdir(parents=True, exist_ok=True)
@@ -119,7 +110,6 @@ def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[
 
 
 def _new_lines(file: Path) -> Iterator[list[dict[str, float]]]:
-    """Yields the complete lines since the last `next`."""
     while not file.exists():
         yield []
     with file.open("rb") as lines:
@@ -152,9 +142,7 @@ def _lags(paths: RunPaths) -> list[int]:
 
 
 def bench_e2e(settings: RunSettings, *, rounds: int, steps: int, arguments: Sequence[str]) -> Outcome:
-    """The steps of the whole loop: medians over `rounds` short runs of `entente train`.
-
-    Excludes the first step of each run, start-up, making models and scoring.
+    """Medians over `rounds` short runs of `entente train`, without first steps, start-up, making models and scoring.
 
     Raises:
         InputError: `rounds` is below 1, or `steps` below 3.

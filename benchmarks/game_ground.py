@@ -17,9 +17,7 @@ Notes = list[dict[str, list[str]]]
 """A recorded game: orders by power, for each phase."""
 
 PLAYERS = ("random", "mover")
-"""Players of alternate games."""
 LAST_YEAR = 1908
-"""Last year of a game, which has about 25 phases."""
 TARGETS = {
     "speedup": Target(at_least=3.0),
     "fork_ms": Target(at_most=0.1),
@@ -29,12 +27,8 @@ TARGETS = {
 
 
 def bench_game(*, phases: int = 600, rounds: int = 5, seed: int = 0) -> Outcome:
-    """Measure over at least `phases` phases, played `rounds` times.
-
-    Raises:
-        InputError: `phases` or `rounds` is below 1.
-        EngineError: the same orders led to another position.
-    """
+    """Measure over at least `phases` phases, played `rounds` times. Raises InputError if either is below 1, and EngineError if
+    the same orders led to another position."""
     if phases < 1 or rounds < 1:
         raise InputError(f"There is nothing to measure in {phases} phases and {rounds} rounds: both must be at least 1.")
     games = played_games(phases, seed)
@@ -97,7 +91,6 @@ def _position_after(board: Board, notes: Notes) -> Board:
 
 
 def _deepcopy_ms(games: list[tuple[Notes, str]]) -> float:
-    """CPU milliseconds of `copy.deepcopy` for plain boards from the middle of games."""
     return median(
         median_ms(lambda board=board: copy.deepcopy(board), rounds=1, calls=1)
         for board in (_position_after(Board.start(path=BoardPath.PLAIN), notes[: len(notes) // 2]) for notes, _ in games[:4])

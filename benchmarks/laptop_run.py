@@ -21,7 +21,6 @@ from storage.ledger import last_step, read_ledger
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER
 
 STEPS = 3
-"""Steps of a recorded run; the benchmark uses the rows of the last one."""
 
 
 def model_of(settings: RunSettings) -> Path:
@@ -41,8 +40,7 @@ def cache_of(settings: RunSettings) -> StateCache:
 
 
 def record_rows(settings: RunSettings, arguments: Sequence[str]) -> tuple[Batch, np.ndarray]:
-    """Train STEPS steps, and return the rows of the last one with their advantages, float32 [rows]. See `short_run` for the
-    arguments. Raises TrainingError if the run failed, or its last step had no rows."""
+    """Train STEPS steps; returns the last one's rows and advantages, float32 [rows]. Raises TrainingError on failure."""
     with short_run(settings, arguments, STEPS) as (_, paths):
         index = open_index(paths, settings.storage)
         rows = read_ledger(paths, last_step(paths))

@@ -15,8 +15,6 @@ from entente.telemetry.machine import environment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Bounds of a figure: `at_least`, `at_most`, or both."""
-
     at_least: float | None = None
     at_most: float | None = None
 
@@ -32,7 +30,6 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     benchmark: str
-    """Name of the command: `entente bench NAME`."""
     metrics: Mapping[str, float]
     """Figure by name; the last word of a name is its unit."""
     targets: Mapping[str, Target]
@@ -68,7 +65,6 @@ def waited(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def require_result(result: object, what: str) -> None:
-    """Raises DataError if the measured work had no result."""
     if not result:
         raise DataError(f"the benchmark did not find {what}, so its time is meaningless: report this bug")
 

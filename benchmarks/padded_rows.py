@@ -1,8 +1,6 @@
-"""Padded rows, the reference implementation of the packed forward: each row separately, with the whole head and a full mask.
+"""Padded rows, the reference for the packed forward: each row separately, with the whole head and a full mask.
 
-It shares no code with the packed forward, and is several times slower. Only tests and benchmarks use it; a run compares its
-packed forward with the engine.
-"""
+Shares no code with the packed forward and is several times slower. Only tests and benchmarks use it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -29,12 +27,8 @@ Logprobs = tuple[np.ndarray, Tensor]
 
 
 def differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget: int = 4096) -> tuple[float, float]:
-    """Difference between packed micro-batches and padded rows, in a weighted mean of log-probabilities. Each token has a
-    different weight, because equal weights would hide swapped tokens.
-
-    Returns:
-        Absolute difference of the mean, nats per branching token; relative error of its gradient.
-    """
+    """Difference between packed micro-batches and padded rows, in a weighted mean of log-probabilities: absolute, nats per
+    branching token; and relative error of its gradient. Token weights differ, because equal ones would hide swapped tokens."""
     micro_batches = plan(batch, rows, token_budget)
     packed = ((micro.completion_index, policy.masked_logprobs(micro)["chosen"]) for micro in micro_batches)
     (one, gradient), (other, expected) = (
@@ -44,7 +38,6 @@ def differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget:
 
 
 def _weighted_mean(policy: Policy, parts: Iterable[Logprobs]) -> tuple[float, Tensor]:
-    """The mean, and its gradient [adapter weights]."""
     weights, total, count = policy.parameters(), 0.0, 0
     gradient = torch.zeros(sum(weight.numel() for weight in weights), device=policy.device)
     for index, logprobs in parts:

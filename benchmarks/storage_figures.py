@@ -1,8 +1,7 @@
 """`storage`: the time to choose, gather, publish and open rows.
 
-Times are medians in CPU seconds of all threads, so that other processes do not matter; those of publishing and ledgers, which are
-disk-bound, are wall seconds. An empty result is an error. Arms of a ratio alternate in one run. Files are in the page cache: the
-benchmark does not cover cold disks and network file systems.
+Times are medians in CPU seconds of all threads; publishing and ledgers are disk-bound and in wall seconds. An empty result is an
+error. Arms of a ratio alternate in one run. Files are in the page cache; cold disks and network file systems are not covered.
 """
 
 import tempfile
@@ -32,12 +31,10 @@ TARGETS = {
     "ledger_ms": Target(at_most=15.0),
 }
 _AT_ANY_SCALE = {"attach_ms", "ledger_ms"}
-"""Figures of one shard or step, independent of the scale."""
 
 
 def bench_storage(*, rounds: int = 15, scale: float = 1.0, seed: int = 0) -> Outcome:
-    """Measure all figures. With a `scale` below 1 the runs are smaller, and most figures have no target. Raises InputError if
-    `rounds` is below 1, or `scale` is not between 0.005 and 1."""
+    """Measure all figures; with `scale` < 1 most have no target. InputError for `rounds` < 1, `scale` not in [0.005, 1]."""
     if rounds < 1 or not 0.005 <= scale <= 1:
         raise InputError(f"There is nothing to measure in {rounds} rounds at a scale of {scale:g}: at least 1, and 0.005 to 1.")
     metrics: dict[str, float] = {"scale": scale}
@@ -107,7 +104,6 @@ def opened(index: Index) -> Index:
 
 
 def _gathering(folder: Path, rounds: int, scale: float, seed: int) -> dict[str, float]:
-    """Attaching, ledgers and gathering of shards with tokens, one start group each."""
     paths = RunPaths(folder / "run").create()
     index = open_index(paths)
     attach = []
@@ -144,6 +140,5 @@ def rows_of(index: Index) -> pa.Table:
 
 
 def _sample(pool: pa.Table, seed: int, round_: int) -> pa.Table:
-    """STEP_SHARDS whole start groups, different in every round."""
     groups = np.random.default_rng([seed, round_]).permutation(pool.num_rows // ROWS_PER_START_GROUP)[:STEP_SHARDS]
     return pool.take(pa.array((groups[:, None] * ROWS_PER_START_GROUP + np.arange(ROWS_PER_START_GROUP)).ravel()))

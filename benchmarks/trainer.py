@@ -1,10 +1,9 @@
 """`trainer`: the cost of our training step against the old one, and a check that packed and padded rows have the same gradient.
 
-It measures rows of a laptop run, then synthetic rows. Arms alternate in one process on one thread, in CPU seconds; a figure is
-the median ratio over the rounds, after a warm-up. Each arm includes everything from a batch to its gradient, but not the
-optimiser's step; ours includes planning, packing, losses and metrics. Neither arm recomputes activations or computes the KL
-divergence from the base. Exactness compares packed with padded rows in float32. `entente smoke --only training-step` measures on
-a GPU.
+Measures rows of a laptop run, then synthetic rows. Arms alternate in one process on one thread, in CPU seconds; a figure is the
+median ratio over the rounds, after a warm-up. An arm covers everything from a batch to its gradient (ours with planning, packing,
+losses and metrics), without optimiser step, recomputation or KL divergence from the base. Exactness compares packed with padded
+rows in float32. For a GPU use `entente smoke --only training-step`.
 """
 
 import gc
@@ -49,14 +48,12 @@ TARGETS = {
 }
 RECORDED = "recorded"
 CHECKS = ("exactness", "planner")
-"""Measurements without step times."""
 PROCESSES = "two_processes"
 """Opt-in, because it needs two free cores."""
 
 
 def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
-    """Check the arguments of `bench_trainer`; `model` is `inference.model`. Raises InputError if `repeats` is below 1, a name in
-    `only` is unknown, or the recorded run has another model than the tiny one."""
+    """Raises InputError if `repeats` is below 1, a name in `only` is unknown, or `inference.model` is not the tiny one."""
     known = (RECORDED, *CASES, *CHECKS, PROCESSES)
     check_rounds(repeats)
     if unknown := sorted(set(only) - set(known)):
@@ -76,12 +73,8 @@ def bench_trainer(
     seed: int = 0,
     model: Path | None = None,
 ) -> Outcome:
-    """Measure with tiny models, or, with the folder of a `model`, only its `rate_figures`.
-
-    Args:
-        settings, arguments: of the recorded run; see `short_run`.
-        only: "recorded", "two_processes", and names of `CASES` and `CHECKS`; empty: all except "two_processes".
-    """
+    """Measure with tiny models, or, with the folder of a `model`, only its `rate_figures`. `settings`, `arguments`: of the
+    recorded run. `only`: "recorded", "two_processes", names of `CASES` and `CHECKS`; empty: all except "two_processes"."""
     if model is not None:
         with one_thread():
             metrics = rate_figures(model, repeats=repeats, seed=seed)
@@ -121,7 +114,6 @@ def one_thread() -> Iterator[None]:
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """CPU seconds of `work`, after a garbage collection."""
     gc.collect()
     began = time.process_time()
     work()
@@ -129,7 +121,6 @@ def cpu_s(work: Callable[[], object]) -> float:
 
 
 def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
-    """The step on the rows of a laptop run, with its tiny model, advantages and number of updates."""
     batch, advantages = record_rows(settings, arguments)
     batch = replace(batch, returns=advantages.astype(np.float64))
     training = settings.training.model_copy(update={"device": "cpu", "kl_weight": 0.0})
@@ -138,9 +129,7 @@ def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats
 
 
 def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:
-    """Unique tokens per wall second of a trainer with two processes over one process, each with one thread, without overlap with
-    rollouts.
-    """
+    """Unique tokens per wall second of two trainer processes over one, each on one thread, without overlap with rollouts."""
     ratios = []
     for number in range(repeats):
         rates = dict[int, float]()
@@ -199,13 +188,12 @@ def rate_figures(model: Path, *, repeats: int, seed: int) -> dict[str, float]:
 
         rate share = u (4 B + 6 A) / t  over  rate
 
-    u   unique tokens of the step: forward, and backward to the activations, through the linear layers of the base (2 B FLOPs
-        each); forward, backward to the activations and backward to the weights of the adapter (2 A each)
-    B   weights of the base's linear layers; A weights of the adapter; t CPU seconds of the step on one thread
+        u   unique tokens of the step: forward, and backward to activations, through the base's linear layers (2 B FLOPs
+            each); forward, and backward to activations and weights, of the adapter (2 A each)
+        B   weights of the base's linear layers; A weights of the adapter; t CPU seconds of the step on one thread
 
-    The rows are synthetic: one position, seven powers, six forks each. Measurements of rate and step alternate; the products have
-    as many rows as a micro-batch has tokens. Attention scores, norms, the head and planning are not counted as FLOPs, so the
-    maximum is below 1.
+    Synthetic rows: one position, seven powers, six forks each. Measurements of rate and step alternate; the products have as many
+    rows as a micro-batch has tokens. Attention scores, norms, head and planning are not counted, so the maximum is below 1.
     """
     sizes, settings = read_architecture(model), TrainingSettings(device="cpu")
     batch = made_up_batch(CASES["trie"], vocabulary=Codec(model).vocabulary_size, seed=seed)

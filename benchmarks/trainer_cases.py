@@ -1,8 +1,6 @@
-"""Data of the trainer benchmarks: random models, and random batches like those of rollouts.
+"""Random models and random batches for the trainer benchmarks, like those of rollouts.
 
-All forks of a prompt sample their completions from one tree of legal tokens: a third of the tokens branch, with 3.4 ids on
-average, and the others are forced. Forks therefore share prefixes of their completions, as in real rollouts.
-"""
+Forks of a prompt sample from one tree of legal tokens: a third branch, with 3.4 ids on average, the others are forced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +15,6 @@ from storage.gather import Batch
 BRANCHING_SHARE = 1 / 3
 """Proportion of branching completion tokens: 9.7 of 28.6 in random play."""
 LEGAL_MEAN = 3.4
-"""Mean size of a branching legal set."""
 LEGAL_MOST = 18
 
 
@@ -51,7 +48,6 @@ CASES = {
     "masked_32k": Case(positions=2, forks=6),
     "trie": Case(positions=1, powers=7, forks=6, rules=150, board=230, own=60),
 }
-"""Batches for step times, by suffix of the figure."""
 
 
 def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
@@ -88,8 +84,6 @@ def made_up_batch(case: Case, *, vocabulary: int, seed: int = 0) -> Batch:
 
 
 class _LegalTree:
-    """Random legal ids for each prefix of a completion, generated lazily."""
-
     def __init__(self, rng: np.random.Generator, vocabulary: int) -> None:
         self._rng, self._vocabulary = rng, vocabulary
         self._sets: dict[tuple[int, ...], np.ndarray] = {}
@@ -137,7 +131,6 @@ class Shape:
     intermediate: int
     vocabulary: int
     tied: bool = False
-    """Whether the head shares the weights of the embedding."""
 
 
 CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
@@ -147,11 +140,8 @@ TINY_32K = replace(TINY, vocabulary=32_768)
 
 
 def model_of(shape: Shape) -> Any:
-    """A model with random weights, determined by the shape.
-
-    Weights are normal with standard deviation 0.02. Those of the head are smaller, so that legal tokens are about equally
-    probable and the ratio to the behaviour logprobs of `made_up_batch` is near 1, as in a run.
-    """
+    """A model with random weights (standard deviation 0.02), determined by the shape. The head's are smaller, so that legal
+    tokens are about equally probable and the ratio to `made_up_batch`'s behaviour logprobs is near 1, as in a run."""
     config = CONFIGS[shape.family](
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,

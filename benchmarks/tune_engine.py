@@ -1,8 +1,6 @@
 """The tuner: finds the engine settings with the highest decision rate, with an adapter, within limits of latency and cache hits.
 
-Each candidate plays the same start groups of a run in a separate process (`benchmarks/tuning_candidate.py`), so a crash or a hang
-is a row with its reason.
-"""
+Candidates play the same start groups in separate processes (`tuning_candidate.py`): a crash or hang is a row with its reason."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -55,8 +53,6 @@ AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Engine settings. The current settings are the first candidate."""
-
     settings: InferenceSettings
     current: bool = False
 
@@ -120,10 +116,8 @@ def misses(figures: Figures, tuning: TuneSettings) -> str:
 
 
 def choose(measured: Mapping[Candidate, Figures], tuning: TuneSettings) -> tuple[Candidate | None, str]:
-    """The fastest candidate within the limits, or None; and the reason in a sentence.
-
-    Keeps the current settings unless another candidate is faster by more than the spread of the passes of either.
-    """
+    """The fastest candidate within the limits, or None; and the reason. Keeps the current settings unless another is faster by
+    more than the spread of the passes of either."""
     if not measured:
         return None, "no candidate could be measured"
     holding = [each for each, figures in measured.items() if not misses(figures, tuning)]

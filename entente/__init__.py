@@ -1,8 +1,7 @@
-"""Runs as objects, for a notebook or a program; and what the author of a package that extends Entente imports.
+"""Runs as objects, for notebooks and programs; and the API for packages that extend Entente (examples: docs/extending.md).
 
-`entente.run("mine")` and the other functions are of `entente.notebook`, which is loaded when one of them is first used:
-`import entente` loads none of Entente's other folders. `entente.bots`, `entente.losses` and `entente.rewards` say what a bot, a
-loss and a reward is; docs/extending.md has examples. Of these only `entente.losses` loads torch.
+`import entente` is light: `entente.notebook` (`entente.run("mine")` etc.) loads on first use. `entente.bots`, `entente.losses`
+and `entente.rewards` define what a bot, a loss and a reward is. Of these only `entente.losses` loads torch.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,6 @@
-"""Notebook API: the rows of a run as DuckDB relations, and the pages of `entente report` and `entente replay` as frames.
+"""Notebook API: a run's rows as DuckDB relations, and the pages of `entente report` and `entente replay` as frames.
 
-A `Run` holds only paths, and reads files on access. The rows are those of `entente sql`. Errors have the message of the command,
-without chained exceptions.
-"""
+A `Run` holds only paths and reads files on access. Errors have the command's message, without chained exceptions."""
 
 import html
 import warnings
@@ -26,8 +24,6 @@ _Result = TypeVar("_Result")
 
 
 def _one_error(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Drops the chained exceptions of an EntenteError: its message is complete without them."""
-
     @wraps(function)
     def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         try:
@@ -41,9 +37,7 @@ def _one_error(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
 class Run:
     """One run. Each view of `entente sql` is an attribute: `run.decisions`, `run.tokens`, `run.batches`.
 
-    The first query takes a snapshot of the run's files; `entente.run(name)` takes a new one. Relations have DuckDB's `.df()`,
-    `.arrow()`, `.fetchall()`, `.filter()` and others.
-    """
+    The first query takes a snapshot of the run's files; `entente.run(name)` takes a new one. Queries return DuckDB relations."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -57,18 +51,14 @@ class Run:
 
     @_one_error
     def sql(self, question: str) -> "DuckDBPyRelation":
-        """One SELECT over the views of `entente sql`, or @NAME for a prepared query.
-
-        Raises:
-            InputError: the query is not a single SELECT, or DuckDB reports an error.
-        """
+        """One SELECT over the views of `entente sql`, or @NAME for a prepared query. Raises InputError if it fails."""
         from storage.run_sql import ready_query, relation
 
         return relation(self._connection, ready_query(question[1:]) if question.startswith("@") else question)
 
     @property
     def steps(self) -> "DuckDBPyRelation":
-        """A row for each step, a column for each of its metrics; the view `metrics` has a row for each figure."""
+        """A row per step, a column per metric; the view `metrics` has a row for each figure."""
         names = [name for (name,) in self.sql("SELECT DISTINCT name FROM metrics ORDER BY name").fetchall()]
         columns = [f"last(value) FILTER (name = {_quoted(name, chr(39))}) AS {_quoted(name, chr(34))}" for name in names]
         return self.sql(f"SELECT {', '.join(['step', *columns])} FROM metrics GROUP BY step ORDER BY step")
@@ -76,7 +66,7 @@ class Run:
     @property
     @_one_error
     def scores(self) -> "DuckDBPyRelation":
-        """A row for each stored score, the first measured first: centres gained, and the 95 % interval."""
+        """A row per stored score, oldest first: centres gained, and the 95 % interval."""
         import pyarrow as pa
 
         from entente.evaluation.score_files import read_scores
@@ -94,19 +84,13 @@ class Run:
 
     @_one_error
     def report(self) -> "Frame":
-        """The page of `entente report`; also written to the run's folder."""
         from entente.cli.report import report_run
 
         return Frame(report_run(self.paths)[1].read_text())
 
     @_one_error
     def replay(self, game: str = "latest") -> "Frame":
-        """The page of `entente replay` of one game: START_GROUP/FORK as "12/3", "latest", "best", "worst", or a decision's id.
-
-        Raises:
-            InputError: there is no such game, or its boards were removed.
-            DataError: its rows are damaged.
-        """
+        """The page of `entente replay` of one game: START_GROUP/FORK as "12/3", "latest", "best", "worst", or a decision's id."""
         from entente.reports.replay_page import replay_html
         from entente.reports.replayed import read_game
         from entente.settings.find_model import model_or_none
@@ -140,7 +124,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An HTML page for display in a notebook, sandboxed in an iframe."""
+    """An HTML page, shown in a sandboxed iframe."""
 
     page: str
 
@@ -151,7 +135,6 @@ class Frame:
 
 @_one_error
 def runs(runs_root: str | Path = "runs") -> list[Run]:
-    """The runs in a folder, sorted by their last write."""
     if not (root := Path(runs_root)).is_dir():
         raise InputError(f"there is no folder '{root}': name the folder of your runs with runs_root")
     return [Run(paths) for paths in runs_in(root)]
@@ -159,11 +142,7 @@ def runs(runs_root: str | Path = "runs") -> list[Run]:
 
 @_one_error
 def run(name: str = LATEST, *, runs_root: str | Path = "runs") -> Run:
-    """The run `name`; "latest": the one with the last write.
-
-    Raises:
-        InputError: there is no such run, or the name is invalid.
-    """
+    """The run `name`; "latest": the one with the last write. Raises InputError if there is none."""
     root = Path(runs_root)
     chosen_run = Run(RunPaths(root / which_run(check_name(name, "run"), root)))
     if not chosen_run.paths.settings.exists():
@@ -173,16 +152,11 @@ def run(name: str = LATEST, *, runs_root: str | Path = "runs") -> Run:
 
 @_one_error
 def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: bool = False, **settings: Any) -> Run:
-    """Train a run as `entente train` does, and return it.
+    """Train a run as `entente train` does.
 
     Args:
-        preset: name of the base settings.
         config: TOML files that override the preset, in order.
-        resume: continue the run that `run` names.
         settings: any setting by its section: `run="mine"`, `steps=40`, `training={"learning_rate": 1e-3}`.
-
-    Raises:
-        InputError: the settings cannot be used.
     """
     from entente.cli.train import train_run
     from entente.prefect_server.environment import prepare_environment

@@ -1,9 +1,9 @@
 """Flow: play scripted games and save mid-game positions; training and held-out positions come from different games.
 
-For settings that were built before, the flow returns the existing cache. With `run`, it refreshes the cache of that run:
-positions that its rollouts reached replace a fraction of the training positions. The held-out positions stay, so scores remain
-comparable. Runs whose `cache.from_run` is "newest" start from the newest refresh of their settings. The flow removes a refresh
-that no run uses once a newer one of the same settings exists, and never other caches.
+Returns an existing cache for equal settings. With `run` it refreshes that run's cache: positions that its rollouts reached
+replace a fraction of the training positions; held-out positions stay, so scores remain comparable. Runs with `cache.from_run`
+"newest" start from the newest refresh of their settings. Removes refreshes that no run uses once a newer one of the same
+settings exists.
 """
 
 import asyncio
@@ -92,14 +92,8 @@ async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
 
 
 def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings:
-    """Settings of the run's cache with a fraction `share` of positions from the start groups that the run has played.
-
-    Args:
-        share: in the open interval (0, 1).
-
-    Raises:
-        InputError: there is no such run, it has not trained a step, or the share is out of range.
-    """
+    """Settings of the run's cache with a fraction `share`, in the open interval (0, 1), of positions from its start groups.
+    Raises InputError if there is no such run, it has not trained a step, or the share is out of range."""
     paths = RunPaths(runs_root / check_name(run, "run"))
     stored = settings_of(paths)
     # A step with a ledger has published all its rollouts; later steps publish in any order.
@@ -124,10 +118,8 @@ def newest_run(runs_root: Path) -> str:
 
 
 def drop_unused(root: Path, runs_root: Path) -> list[str]:
-    """Remove refreshed versions under `root` that no run uses and that a newer refresh of the same settings has replaced.
-
-    A run with unreadable settings may use any version; then nothing is removed. Returns the names of removed versions.
-    """
+    """Remove refreshed caches that no run uses and a newer one of the same settings has replaced; returns their names. Removes
+    none if a run's settings are unreadable, because it may use any version."""
     try:
         keep = {version_name(cache) for cache in caches_in_use(runs_root).values()}
     except InputError as error:
@@ -141,11 +133,7 @@ def drop_unused(root: Path, runs_root: Path) -> list[str]:
 
 
 def caches_in_use(runs_root: Path) -> dict[str, CacheSettings]:
-    """Settings of the cache of each run in `runs_root`, by name.
-
-    Raises:
-        InputError: the settings of a run cannot be read.
-    """
+    """Cache settings of each run, by name; raises InputError if the settings of a run cannot be read."""
     runs = (RunPaths(runs_root / name) for name in run_names(runs_root))
     return {paths.root.name: settings_of(paths).cache for paths in runs if paths.settings.exists()}
 

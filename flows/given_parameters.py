@@ -1,8 +1,8 @@
 """The parameters of a flow run: they determine its name, and those from a deployment are checked.
 
-Anyone who reaches Prefect's server can set such parameters. So they may contain no shell command and no SQL. The environment of
-the Prefect worker lists the permitted folders of runs and addresses. Everything else is a plain name inside the folder of runs.
-Flow runs that `entente` starts itself, and subflows, are not checked.
+Anyone who reaches Prefect's server can set them. So they may hold no shell command and no SQL; the Prefect worker's
+environment lists the permitted run folders and addresses; everything else is a plain name inside the folder of runs. Flow runs
+that `entente` starts itself, and subflows, are not checked.
 """
 
 import os
@@ -22,10 +22,9 @@ from entente.telemetry.errors import InputError
 from storage.runs import MODEL_FOLDER, check_name
 
 ROOTS_VARIABLE = "ENTENTE_RUNS_ROOTS"
-"""Environment variable: folders of runs that such a flow run may use, in addition to `runs` in the working folder."""
+"""Environment variable: run folders that a deployed flow run may use besides `runs` in the working folder."""
 ADDRESSES_VARIABLE = "ENTENTE_ADDRESSES"
-"""Environment variable: comma-separated addresses of vLLM servers, trainers, Dask schedulers and endpoints that such a flow run
-may use."""
+"""Environment variable: comma-separated addresses of vLLM servers, trainers, Dask schedulers and endpoints it may use."""
 PUBLISHED_MODELS = Path("models")
 """Folder of models that are part of the repository, in the working folder of a Prefect worker."""
 PINNED: dict[str, Any] = {
@@ -63,17 +62,8 @@ def check_parameters(
     runs: Iterable[str] = (),
     players: Iterable[str] = (),
 ) -> None:
-    """Refuse parameters that a deployment may not set. A flow run without a deployment may name anything.
-
-    Args:
-        runs_root: folder of all runs.
-        settings: of a training run.
-        runs: names of runs; ignores empty ones.
-        players: of a match.
-
-    Raises:
-        InputError: names the parameter and the remedy.
-    """
+    """Raise InputError, with parameter and remedy, for parameters that a deployment may not set. Without a deployment anything
+    goes. `runs` may hold empty names."""
     for run in filter(None, runs):
         check_name(run, "run")
     if not started_by_deployment():

@@ -2,9 +2,9 @@
 
     open ─▶ [ visit ─▶ label ─▶ learn ─▶ score ] per round
 
-A round visits positions that the newest version reaches, labels them by search in processes on all cores, trains steps on these
-distillation targets, and scores the resulting version, which visits in the next round. Visits and labelling overlap. The student
-changes only after the last label of a round. All state is in files: the same command continues, however the flow ended.
+A round visits positions that the newest version reaches, labels them by search in processes on all cores, trains steps on
+these distillation targets, and scores the new version, which visits next. Visits and labelling overlap; the student changes
+only after the round's last label. All state is in files, so the same command continues however the flow ended.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from tasks.step_figures import StepClock
 from tasks.train_policy import check_mismatch, has_fresh_rows, quoted, roll_out_groups, train_step
 
 _LABELLED_AT_ONCE = 4
-"""Shards of visits labelled at a time: while the playouts of one finish, those of the others keep the cores busy."""
+"""Shards of visits labelled at a time: while one's playouts finish, those of the others keep the cores busy."""
 
 
 def with_steps(settings: RunSettings) -> RunSettings:
@@ -107,11 +107,8 @@ async def _improve_once(
     number: int,
     student: PolicyVersion,
 ) -> PolicyVersion:
-    """One round; reuses the work of an earlier attempt. Returns the newest version.
-
-    Args:
-        point: score of the previous round, which the first step logs; then that of this round.
-    """
+    """One round, which reuses an earlier attempt's work; returns the newest version. `point` is the previous round's score,
+    which the first step logs; then this round's."""
     began = time.monotonic()
     await asyncio.to_thread(begin_round, resources.paths, number, improve, student)
     distil_targets = await asyncio.to_thread(distil_targets_in_use, resources.paths, round_name(number))

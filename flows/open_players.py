@@ -1,7 +1,7 @@
-"""Opens engines for the policy versions, models and adapters of a match. Scripted players need none, even with search.
+"""Opens engines for the policy versions, models and adapters of a match; scripted players need none, even with search.
 
-Versions of one base are adapters of one engine, which numbers them itself, because versions of two runs may have the same number.
-A model without a run has an engine of its own. The engines share one thread.
+Versions of one base are adapters of one engine, which renumbers them, because two runs may use the same number. A model
+without a run has its own engine. The engines share one thread.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -57,11 +57,8 @@ class OpenPlayers:
 
 @asynccontextmanager
 async def open_players(players: Sequence[Contestant], runs_root: Path, play: PlaySettings) -> AsyncIterator[OpenPlayers]:
-    """Open the deciders of the players, with engines that serve their versions.
-
-    Raises:
-        InputError: the search settings are invalid, or the runs have different base models or tokenizers.
-    """
+    """Open the players' deciders and engines. Raises InputError for invalid search settings, or runs with different base
+    models or tokenizers."""
     check_searches(players, play)
     # A version that plays with and without search is served once.
     policies = list({each.name: each for player in players if player.is_policy for each in [player.without_search]}.values())
@@ -96,11 +93,8 @@ class _Group:
 
 
 async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads: int) -> list[_Group]:
-    """What each engine serves. Sets the number of threads first, because loading a tokenizer may import torch.
-
-    Args:
-        model_threads: for a model without a run: 1 with search, whose processes use all cores.
-    """
+    """What each engine serves. Sets the number of threads first, because loading a tokenizer may import torch. `model_threads`
+    is for a model without a run: 1 with search, whose processes use all cores."""
     models = [player for player in policies if player.model is not None]
     versions = [player for player in policies if player.model is None]
     groups, settings = list[_Group](), dict[str, RunSettings]()
@@ -134,20 +128,13 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads
 
 
 def model_inference(folder: Path) -> InferenceSettings:
-    """Engine settings of a model without a run.
-
-    Such a model is small: the torch engine starts sooner than vLLM, samples about as fast, and takes no GPU memory from another
-    engine.
-    """
+    """Engine settings of a model without a run. Such a model is small: the torch engine starts sooner than vLLM, samples about
+    as fast, and takes no GPU memory from another engine."""
     return InferenceSettings(model=str(folder), engine="torch", max_model_length=max_position(folder))
 
 
 def check_same_base(models: Mapping[str, Path], runs_root: Path) -> None:
-    """Refuse runs with different base models or tokenizers.
-
-    Raises:
-        InputError: names both runs.
-    """
+    """Raise InputError, naming both runs, if two runs have different base models or tokenizers."""
     identities = {run: base_identity(folder, hashes_file(runs_root)) for run, folder in models.items()}
     first, *others = models
     for run in others:

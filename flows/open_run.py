@@ -1,8 +1,8 @@
-"""Opens the resources of a run in the required order, and closes them however the run ends.
+"""Opens a run's resources in the required order, and closes them however the run ends.
 
-The trainer's process starts before vLLM is imported, and loads its model while the engine starts. If both share a card, the
-engine starts after the trainer has loaded, because vLLM measures free memory. Settings are checked before anything is written
-into the run's folder. A run that is refused later leaves its name free. A resumed run continues from its files alone.
+The trainer process starts before vLLM is imported, and loads while the engine starts; on a shared card the engine waits for
+it, because vLLM measures free memory. Settings are checked before the run's folder is written, so a refused run leaves its
+name free. A resumed run continues from its files alone.
 """
 
 import asyncio
@@ -57,10 +57,8 @@ from tasks.train_policy import quoted, roll_out_groups, roll_out_on_dask
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """Name an unnamed run after model, seed, time and two random bytes.
-
-    So runs that start in the same second differ, and the folder of the model may have any name.
-    """
+    """Name an unnamed run after model, seed, time and two random bytes. So runs that start in the same second differ, and the
+    model's folder may have any name."""
     if settings.run:
         return settings
     model = re.sub(r"[^a-z0-9_.-]+", "-", Path(settings.inference.model).name.lower()).lstrip("-._")[:50] or "model"
@@ -69,11 +67,10 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 
 
 def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
-    """Check inputs before a server starts or a game is played. Returns the cards of the run.
+    """Check inputs before a server starts or a game is played.
 
-    Raises:
-        InputError: settings contradict each other or those of the resumed run, the name of the run is taken, there is no run to
-            resume, there is no such model, or its tokenizer, its chat template or a card is unusable.
+    Returns the run's cards. Raises InputError for contradictory settings (or against the resumed run), a taken name, no run to
+    resume, a missing model, or an unusable tokenizer, chat template or card.
     """
     check_settings(settings)
     check_runs_root(settings.runs_root, settings.run)
@@ -104,11 +101,8 @@ def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
 
 
 async def prepare_model(settings: RunSettings) -> Path:
-    """Folder of the base model; makes a missing tiny model.
-
-    Raises:
-        InputError: there is no such model, or it is too short for the settings.
-    """
+    """Folder of the base model; makes a missing tiny model. Raises InputError if there is none, or it is too short for the
+    settings."""
     if settings.inference.model == "tiny":
         folder = await make_model(settings.runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts)
     else:
@@ -140,8 +134,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             is.
 
     Raises:
-        InputError: the settings contradict each other or the run's own, its name is taken or missing, another process trains
-            it, or it has already done more steps than `settings.steps`.
+        InputError: contradictory settings, a taken or missing name, another process trains it, or it is past `settings.steps`.
     """
     cards = check_inputs(settings, resume=resume)
     engine_threads, trainer_threads = settings.threads
@@ -252,11 +245,10 @@ def _free_name(paths: RunPaths, kind: object, error: BaseException | None, trace
 
 @contextmanager
 def _cancelled_by_sigterm() -> Iterator[None]:
-    """Within the block SIGTERM cancels the current task, as Ctrl-C does, so that the flow closes its engine and its trainer. Only
-    in the main thread, which receives signals.
+    """Within the block SIGTERM cancels the current task, as Ctrl-C does, so that the flow closes engine and trainer.
 
-    Prefect's own handler raises in the main thread, mostly inside the event loop, which then stops before the flow can close
-    anything. A Prefect worker that cancels a flow run also sends SIGTERM; Prefect distinguishes the two cases.
+    Main thread only, which receives signals. Prefect's own handler raises mostly inside the event loop, which then stops
+    before the flow can close anything. A Prefect worker that cancels a flow run also sends SIGTERM; Prefect tells them apart.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None, "a flow runs in a task"

@@ -36,14 +36,8 @@ from tasks.evaluation import play_games
 
 
 async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
-    """Play the missing games of the match, and return its table as plain values.
-
-    Args:
-        run: Name of the run of the versions and of the match's files; empty if no version of a run plays.
-
-    Raises:
-        InputError: unknown players, runs that cannot play each other, or no held-out positions.
-    """
+    """Play the match's missing games, and return its table as plain values. `run` is empty if no version of a run plays.
+    Raises InputError for unknown players, runs that cannot play each other, or no held-out positions."""
     settings = settings_of(RunPaths(runs_root / run)) if run else None
     folder = matches_folder(run, runs_root)
     players = resolve_contestants(match.players, run, runs_root)
@@ -121,10 +115,8 @@ async def _play(
     missing: Sequence[GamePlan],
     done: dict[str, GameResult],
 ) -> float:
-    """Play the missing games; add them to `done` and to the match's file.
-
-    Returns CPU seconds of this process, without engine start, and of the processes that ended with the match.
-    """
+    """Play the missing games; add them to `done` and to the match's file. Returns CPU seconds: this process without engine
+    start, and the processes that ended with the match."""
     if done:
         reporter().say(f"{len(done)} games of this match exist already; playing {len(missing)}")
     endpoints = [player.name for player in players if player.is_endpoint]

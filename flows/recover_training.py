@@ -1,9 +1,9 @@
-"""Flow: resume a training run or a round of improvement whose process was lost, or else raise an alert.
+"""Flow: resume a training run or round of improvement whose process was lost, or else raise an alert.
 
-An automation (entente/prefect_server/automations.py) starts this flow when a flow run tagged `train` crashed, failed, or sent no
-heartbeat. A schedule starts it for losses without an event. Prefect only lists the flow runs to check, and whether a user
-cancelled one. The folder of the run shows whether it is done, which process trains it, and its newest step. Locks and ledgers
-prevent two processes from training it at once. Runs of a sweep belong to no deployment, so the flow ignores them.
+An automation (entente/prefect_server/automations.py) starts it when a flow run tagged `train` crashed, failed or sent no
+heartbeat; a schedule covers losses without an event. Prefect only lists the flow runs, and whether a user cancelled one. The
+run's folder shows whether it is done, which process trains it, and its newest step. Locks and ledgers prevent training twice
+at once. Sweep runs belong to no deployment and are ignored.
 """
 
 import asyncio
@@ -50,11 +50,10 @@ from storage.runs import RunPaths, check_name
 from tasks.alerts import raise_alert
 
 SILENT = "no sign of life came from it"
-"""Start of the message of the state that the automation on missing heartbeats sets."""
+"""Prefix of the state message that the missing-heartbeat automation sets."""
 TAG = "train"
 """Tag of the flow runs to recover."""
 PROJECT_TAG = "entente"
-"""Tag of the flow runs of all deployments in prefect.yaml."""
 _PENDING_S = 300.0
 """Seconds until a flow run that a worker accepted but did not start counts as lost."""
 _ENDS_WITHIN_S = 60.0
@@ -140,7 +139,6 @@ def _hangs(paths: RunPaths, running_s: float) -> bool:
 
 
 async def _recover(client: PrefectClient, flow_run: UUID) -> str:
-    """Resume, revive or give up one flow run. Returns the action as a sentence."""
     ended = await client.read_flow_run(flow_run)
     if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
         return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"

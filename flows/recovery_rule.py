@@ -1,7 +1,5 @@
-"""Decides how to recover a training run whose flow run ended, from facts about its files and its process.
-
-Pure functions. `flows/recover_training.py` collects the facts and executes the decision.
-"""
+"""Decides how to recover a training run whose flow run ended. Pure functions of facts about its files and process:
+`flows/recover_training.py` collects the facts and executes the decision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +43,6 @@ class Facts:
     error: str
     """Name of the error that ended it; empty for none."""
     step: int
-    """The newest recorded step."""
     attempts: Attempts
 
 
@@ -53,23 +50,15 @@ class Facts:
 class RecoveryAction:
     action: Action
     because: str
-    """The reason, in one sentence."""
     kill: bool = False
     """Kill the stopped process first."""
     attempts: Attempts = Attempts()
     wait_s: float = 0.0
-    """Seconds to wait before the restart."""
 
 
 def was_cancelled(states: Sequence[str]) -> bool:
-    """True if a user cancelled the flow run since its last start.
-
-    A cancelled process reports a crash. Prefect sets the state to Cancelled only some seconds later, or never if the worker is
-    lost.
-
-    Args:
-        states: types of its states, oldest first.
-    """
+    """True if a user cancelled the flow run since its last start; `states` are its state types, oldest first. A cancelled
+    process reports a crash. Prefect sets Cancelled only some seconds later, or never if the worker is lost."""
     ours = [state for state in states if state in _CANCELS + _BEGINS]
     return bool(ours) and ours[-1] in _CANCELS
 

@@ -1,7 +1,5 @@
-"""Scores of a run (base model, trained version, versions in between, scripted players), and its summary.
-
-Each score is stored in a file of the run, and measured only once.
-"""
+"""Scores of a run (base model, trained version, versions between, scripted players), and its summary. Each is measured once
+and stored in a file."""
 
 from typing import Any
 
@@ -22,14 +20,8 @@ from tasks.open_objects import OpenRun
 def run_summary(
     settings: RunSettings, totals: Totals, scores: dict[str, Score], orchestration_share: float, wall_s: float
 ) -> dict[str, Any]:
-    """Figures of a finished run.
-
-    Args:
-        totals: counts from the run's files.
-        scores: by label, such as "base" or "trained_vs_mover".
-        orchestration_share: fraction of the steps' time spent in Prefect and the flow, 0 to 1.
-        wall_s: wall time of the run, seconds.
-    """
+    """Figures of a finished run. `scores` are by label ("base", "trained_vs_mover", ...); `orchestration_share` is the
+    fraction of step time spent in Prefect and the flow, 0 to 1."""
     summary: dict[str, Any] = {}
     if "base" in scores:
         summary |= {"positions": scores["base"].positions, "source_games": scores["base"].source_games}

@@ -2,8 +2,7 @@
 
     runs/<name>-<n>/    the runs, counted from 1: all seeds of the first combination of values, then those of the second ...
 
-The TOML file of the sweep determines its runs, and their summaries hold the scores: a sweep has no other file. This module starts
-no run.
+Its TOML file determines the runs, and their summaries hold the scores; there is no other file. This module starts no run.
 """
 
 import itertools
@@ -72,11 +71,7 @@ class Sweep(Settings):
 
 
 def read_sweep(file: Path) -> Sweep:
-    """The sweep in a TOML file.
-
-    Raises:
-        InputError: it cannot be read, or is invalid.
-    """
+    """The sweep in a TOML file; raises InputError if it is unreadable or invalid."""
     try:
         return Sweep.model_validate(read_settings_file(file))
     except ValidationError as error:
@@ -96,11 +91,8 @@ class SweepPoint:
 
 
 def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
-    """All combinations of a sweep's values. The others are compared with the first.
-
-    Raises:
-        InputError: a setting refuses a value, or the runs cannot share a process.
-    """
+    """All combinations of values; the first is the baseline. Raises InputError if a setting refuses a value, or the runs
+    cannot share a process."""
     check_run_name(sweep.name)
     numbers, points = itertools.count(1), list[SweepPoint]()
     for values in itertools.product(*sweep.settings.values()):
@@ -137,10 +129,8 @@ def score_of(run: RunSettings) -> float | None:
 
 
 def sweep_results(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:
-    """One object per point: its values and runs, its score over seeds, and its gain over the first point.
-
-    A seed is a cluster: runs of one seed have the same positions and random numbers, so points are paired by seed.
-    """
+    """One object per point: values, runs, score over seeds, and gain over the first point. A seed is a cluster: its runs have
+    the same positions and random numbers, so points are paired by seed."""
     return [_result(point, {} if point is points[0] else points[0].scores) for point in points]
 
 

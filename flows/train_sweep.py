@@ -1,7 +1,7 @@
-"""Trains the runs of a sweep one after another in this process.
+"""Trains the runs of a sweep one after another in this process, each as a flow run of `train-policy` tagged `sweep:<name>`.
 
-Each run is a flow run of `train-policy` with the tag `sweep:<name>`. Runs share equal state caches and models under the folder of
-runs. The first run with each `base_question` measures the base; the others copy its scores.
+Runs share equal state caches and models under the folder of runs. The first run with each `base_question` measures the base;
+the others copy its scores.
 """
 
 import asyncio
@@ -22,10 +22,7 @@ from storage.runs import RunPaths
 
 
 async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -> None:
-    """Train the runs of the sweep `name` that are not done.
-
-    Args:
-        resume: continue existing runs, including failed ones.
+    """Train the runs of a sweep that are not done; `resume` continues existing ones, including failed ones.
 
     Raises:
         InputError: a run cannot be trained, exists without `resume`, or has other settings.

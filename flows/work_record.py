@@ -1,7 +1,7 @@
 """Records which process works on which run for which flow run: one small file per flow run, next to the runs.
 
-The flow names an unnamed run itself, and a killed flow run cannot report the name. So the flow writes a record before training,
-where other hosts can read it. A record is complete or absent. The state of the run is in its locks and ledgers.
+The flow names an unnamed run itself, and a killed flow run cannot report it, so the flow writes a record before training,
+where other hosts can read it. A record is complete or absent. The run's state is in its locks and ledgers.
 """
 
 import json
@@ -19,7 +19,6 @@ from storage.files import durable_write, entries_in, make_directory
 from storage.runs import RunPaths
 
 WORK_FOLDER = "_flow_runs"
-"""Folder under `runs_root`."""
 _KEPT_S = 30 * 86_400.0
 """Seconds until a record is removed, as long as Prefect keeps the flow run."""
 
@@ -29,14 +28,11 @@ Process = Literal["alive", "stopped", "gone", "elsewhere"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowRunRecord:
     flow_run: str
-    """Id of its flow run."""
     run: str
-    """Name of the run, its folder under `runs_root`."""
     machine: str
-    """See `machine`."""
     pid: int
     began: str
-    """See `process_start`. It distinguishes processes with the same pid."""
+    """See `process_start`; distinguishes processes with the same pid."""
 
     def process(self) -> Process:
         """State of the process; "elsewhere" if it is on another machine."""

@@ -1,7 +1,7 @@
-"""Builds the positions of a state cache: plays scripted games and freezes a few phases of each.
+"""Builds a state cache's positions: plays scripted games and freezes a few phases of each.
 
-Equal settings give equal positions in equal order on any machine. Training and held-out positions share no source game and no
-board. This module plays no policy and writes no file.
+Plays no policy, writes no file. Equal settings give equal positions in equal order on any machine. Training and held-out
+positions share no source game and no board.
 """
 
 import random
@@ -28,11 +28,8 @@ Progress = Callable[[int, int], None]
 
 
 def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[Stratum] | None = None) -> list[Snapshot]:
-    """Play one scripted game to the last year and freeze a few of its phases, as `settings.spread` says.
-
-    Args:
-        counts: positions per stratum so far; not changed.
-    """
+    """Play one scripted game to the last year and freeze a few phases, as `settings.spread` says; `counts` (positions per
+    stratum so far) is not changed."""
     seed = _game_seed(game_index, settings)
     rng = random.Random(seed)
     seats = {power: player(rng.choice(settings.players)) for power in POWERS}
@@ -49,7 +46,7 @@ def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[S
 
 
 def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple[list[Snapshot], list[Snapshot]]:
-    """Training and held-out positions; an InputError if the settings do not allow so many different positions."""
+    """Training and held-out positions; raises InputError if the settings do not allow so many different positions."""
     wanted = settings.train_snapshots, settings.held_out_snapshots
     parts: tuple[list[Snapshot], list[Snapshot]] = [], []  # training, held out
     known_boards: set[str] = set()

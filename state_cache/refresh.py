@@ -1,9 +1,8 @@
-"""Refreshes a state cache: replaces a share of its training positions by boards that rollouts reached.
+"""Refreshes a state cache: replaces a share of its training positions by boards that rollouts reached. Reads no file.
 
-Held-out positions stay the same. A refresh excludes reached positions that share id, board or game with a held-out one, and
-spreads the others over strata. A fork ends before its last winter, so the cache's scripted players order those
-adjustments here to reach the next spring. Otherwise forks of one year would only reach springs without a change of centres. This
-module reads no file.
+Held-out positions stay; reached positions that share id, board or game with one are excluded, the others spread over strata. A
+fork ends before its last winter, so the cache's scripted players order those adjustments to reach the next spring; otherwise
+forks of one year would only reach springs without a change of centres.
 """
 
 import random
@@ -23,16 +22,10 @@ from state_cache.settings import CacheSettings
 def refresh(
     settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot], reached: Sequence[Snapshot]
 ) -> list[Snapshot]:
-    """The new training positions, as many as `train`: the positions that stay, then the reached positions.
+    """The new training positions, as many as `train`: first those that stay, then reached ones.
 
-    There are fewer reached positions than the share asks for if too few were reached in the years and phases of `settings`.
-
-    Args:
-        settings: of the refreshed cache: the share, the run, the years and phases.
-        reached: positions of the run's rollouts, in any number.
-
-    Raises:
-        InputError: no reached position fits.
+    There are fewer reached ones than `settings.share` asks for if too few lie in the years and phases of `settings`, those of
+    the refreshed cache. Raises InputError if none fits.
     """
     rng = random.Random(f"refresh from {settings.from_run} up to {settings.from_groups} with seed {settings.seed}")
     allowed = _without_held_out(held_out, reached)

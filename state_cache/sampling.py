@@ -1,7 +1,7 @@
 """Samples the start positions of a step, and the power that the policy plays in each.
 
-A sample depends only on the arguments, including seed and step, so any step can be sampled again. This module reads no file.
-A stratum is game year, type of phase and balance of power.
+A pure function of its arguments, including seed and step, so any step can be sampled again. A stratum is game year, type of
+phase and balance of power.
 
     uniform     all positions have equal probability
     stratified  all strata have equal probability, and all positions within a stratum
@@ -19,17 +19,14 @@ from entente.telemetry.errors import InputError
 Sampling = Literal["uniform", "stratified", "large"]
 
 BALANCES = ((5, "level"), (7, "ahead"), (34, "far ahead"))
-"""Largest centre count of the leading power, and the name of the stratum.
-
-Each holds about a third of the positions that scripted players reach by 1907.
-"""
+"""Largest centre count of the leading power, and name of the stratum; each holds about a third of the positions that scripted
+players reach by 1907."""
 
 
 class Stratum(NamedTuple):
     """Positions of one year, one type of phase and one balance of power; sorts in that order."""
 
     year: int
-    """Game year."""
     phase_type: str
     """"M", "R" or "A"."""
     balance: int
@@ -59,10 +56,8 @@ def sample_start_positions(
 ) -> list[tuple[Snapshot, str]]:
     """`count` positions, each with a power that has units there: the one that the policy played up to here, else any.
 
-    A position repeats only after all positions were sampled; with "stratified", after all of its stratum were.
-
-    Raises:
-        InputError: there are no positions.
+    A position repeats only after all (with "stratified": all of its stratum) were sampled. Raises InputError if there are no
+    positions.
     """
     if not snapshots:
         raise InputError("There are no positions to sample from. Build the state cache first.")

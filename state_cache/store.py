@@ -1,8 +1,7 @@
-"""The state cache on disk: one immutable folder per version, named by its settings.
+"""The state cache on disk: one immutable folder per version, `v-<settings hash>/`.
 
-The layout is `v-<settings hash>/` with `train.arrow`, `held_out.arrow` and `manifest.json`. A folder is published
-atomically: written under another name, synced, and renamed. It never changes afterwards. The reader refuses an incomplete or
-changed file, or one of another schema, and names it.
+It holds `train.arrow`, `held_out.arrow` and `manifest.json`. Published atomically: written under another name, synced,
+renamed. The reader refuses an incomplete or changed file, or one of another schema, and names it.
 """
 
 import json
@@ -38,11 +37,8 @@ SCHEMA = pa.schema(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCache:
     path: Path
-    """Its folder."""
     settings: CacheSettings
-    """The settings it was built from."""
     train: tuple[Snapshot, ...]
-    """Training positions."""
     held_out: tuple[Snapshot, ...]
     """Positions for evaluation only, from other games."""
 
@@ -99,15 +95,8 @@ def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], 
 
 
 def open_cache(path: Path, wanted: CacheSettings | None = None) -> StateCache:
-    """Read and verify a version.
-
-    Args:
-        wanted: settings by which the folder was found; None accepts any settings.
-
-    Raises:
-        InputError: there is no such folder.
-        DataError: a file is missing, incomplete, changed or of another schema, or the cache was built from other settings.
-    """
+    """Read and verify a version; `wanted` None accepts any settings. Raises InputError if there is no such folder, and
+    DataError if a file is missing, incomplete, changed or of another schema, or the cache was built from other settings."""
     if not path.is_dir():
         raise InputError(f"There is no state cache at {path}. Build it first.")
     manifest = _read_manifest(path / MANIFEST)

@@ -1,6 +1,5 @@
-"""Verifies a published state cache: files match the manifest byte for byte, every position restores to itself, and training and
-held-out positions share no game and no board. It changes nothing.
-"""
+"""Verifies a published state cache: files match the manifest, every position restores to itself, and training and held-out
+positions share no game and no board. Changes nothing."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Published adapters: the LoRA weights of one policy version in peft's layout, with a manifest.
+"""Published adapters: the LoRA weights of one policy version in peft's layout, with a manifest of sizes and SHA-256 hashes.
 
-`adapters/v000123/` is complete when a rename gives it its name, and never changes. The manifest holds the sizes and SHA-256
-hashes of its files, which reading verifies. Publishing the same weights again returns the published version, so a trainer that
-was killed between checkpoint and publication can publish again. Other weights under an existing version number are an error.
+`adapters/v000123/` is complete once renamed, and immutable; reading verifies it. Publishing the same weights again returns the
+published version, so a trainer killed between checkpoint and publication can retry; other weights under a taken number are an
+error.
 """
 
 import json

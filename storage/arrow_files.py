@@ -1,11 +1,9 @@
 """Arrow files with checksums: the schemas of a run's rows, and how tables are written, named and mapped.
 
-The schemas are made from the dataclasses of `entente/records/`. Every change of a field increases `SCHEMA_VERSION`; a reader
-refuses any other version. No column holds nulls.
-
-A file is an uncompressed IPC *file* with one record batch, so it can be memory-mapped. The *stream* format would read a file that
-is truncated at a batch boundary as a shorter table. The metadata holds a CRC32 over the row checksums and the columns' names and
-types, and a CRC32 over the metadata. `map_arrow` verifies both; Arrow itself does not notice a flipped byte.
+Schemas come from the dataclasses of `entente/records/`. Every field change increases `SCHEMA_VERSION`; a reader refuses other
+versions. No column holds nulls. A file is an uncompressed IPC *file* with one record batch, so it can be memory-mapped; the
+*stream* format would read a file truncated at a batch boundary as a shorter table. The metadata holds CRC32s over row
+checksums plus column names and types, and over itself; `map_arrow` verifies both, since Arrow does not notice a flipped byte.
 """
 
 import zlib
@@ -94,12 +92,7 @@ def check_tokens(table: pa.Table) -> None:
 
 
 class MappedFile:
-    """A file that was verified when it was mapped.
-
-    Attributes:
-        table: its content; the columns are views of the mapping.
-        sums: `row_checksums` of the table, computed from the content.
-    """
+    """A file verified when mapped: `table` views the mapping, `sums` are its `row_checksums` computed from the content."""
 
     def __init__(self, content: pa.Buffer, table: pa.Table, sums: _Sums, mark: int) -> None:
         """`mark`: hash of `content`, computed before the verification."""
@@ -114,10 +107,8 @@ class MappedFile:
 
 
 def write_arrow(table: pa.Table, final: Path, metadata: Mapping[str, str], crc: int | None = None) -> bool:
-    """Add the checksums to the metadata and publish the table; False, without a change, if `final` exists.
-
-    `crc` is its `content_crc`, if known.
-    """
+    """Add the checksums to the metadata and publish the table; False, without a change, if `final` exists. `crc` is its
+    `content_crc`, if known."""
     crc = content_crc(table) if crc is None else crc
     sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(crc)}
     sealed["metadata_crc32"] = str(_metadata_crc(sealed))
@@ -132,15 +123,11 @@ def write_arrow(table: pa.Table, final: Path, metadata: Mapping[str, str], crc: 
 
 
 def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) -> MappedFile:
-    """Map the file and verify all of it. The mapping stays valid if the file is unlinked.
+    """Map the file and verify all of it; the mapping stays valid if the file is unlinked.
 
-    Args:
-        schema: required columns; None: any. Rows with checksums are verified against them, and their file must have the name
-            under which it was written.
-        cure: the message's advice for a damaged file.
-
-    Raises:
-        DataError: the file is missing or damaged, or has another schema version, other columns or another name.
+    With `schema` (None: any), row checksums and the recorded file name are verified too. `cure` is the advice in the message
+    for a damaged file. Raises DataError if the file is missing or damaged, or has another schema version, other columns or
+    another name.
     """
     try:  # other system errors, such as too many open files, are not the file's fault
         content = pa.memory_map(str(path)).read_buffer()
@@ -227,11 +214,8 @@ def content_crc(table: pa.Table, sums: _Sums | None = None) -> int:
 
 
 def row_checksums(table: pa.Table) -> npt.NDArray[np.uint32]:
-    """uint32 [rows] CRC32 over all columns of each row except `checksum`.
-
-    The fixed-width values and the byte lengths of strings and lists come first, then the content of strings and lists. The
-    lengths are included so that a moved boundary between two rows or strings changes the sum.
-    """
+    """uint32 [rows] CRC32 over all columns of each row except `checksum`: fixed-width values and byte lengths of strings and
+    lists, then their content. The lengths make a moved boundary between two rows or strings change the sum."""
     n_rows = table.num_rows
     heads: list[npt.NDArray[np.uint8]] = []
     bodies: list[list[bytes | memoryview]] = []

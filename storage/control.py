@@ -1,9 +1,8 @@
-"""The control file of a run, which the processes that play its rollouts read, such as those of a Dask cluster.
+"""The control file of a run, `control.json`, read by the processes that play its rollouts, such as those of a Dask cluster.
 
-The training process replaces `control.json` whenever it serves a version, so a reader always finds a complete file. The file
-identifies the training program by marks of all that rows depend on. Machines with equal marks write the same rows in the same
-form. A mark is `name=value`: the version of the rows' schema, of the game engine, and a hash of the source of each package that
-shapes rows.
+The training process replaces it whenever it serves a version, so readers always find a complete file. It holds `name=value`
+marks of all that rows depend on: row schema version, game engine version, and source hashes of packages that shape rows.
+Machines with equal marks write the same rows.
 """
 
 import hashlib
@@ -26,14 +25,10 @@ _PACKAGES = ("entente", "state_cache")
 
 
 class Control(BaseModel):
-    """What processes need in order to play for a run."""
-
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     version: int
-    """Newest policy version; 0 is the base model."""
     adapter_hash: str
-    """Hash of its adapter; 'base' for the base model."""
     oldest: int
     """Oldest version that may still be trained on and played."""
     base_model: str
@@ -41,7 +36,7 @@ class Control(BaseModel):
     plays: str
     """Hash of the settings on which rows depend."""
     program: tuple[str, ...]
-    """Marks of the training program. Only a program with equal marks may play for it."""
+    """Marks of the training program; only a program with equal marks may play for it."""
 
     @property
     def policy(self) -> PolicyVersion:

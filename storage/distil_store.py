@@ -1,8 +1,7 @@
-"""Selects the distillation targets of a trainer's step, and gathers them into arrays.
+"""Selects the distillation targets of a trainer's step, and gathers them into arrays. Computes no loss.
 
-The ledgers of the run count how often a target was used. The selection is deterministic: the same files, ledgers and seed give
-the same targets. A file is verified when it is opened, and its bytes are compared again before each use. A damaged file is set
-aside with a sentence. This module computes no loss.
+Ledgers count the uses of a target. The same files, ledgers and seed select the same targets. A file is verified when opened
+and its bytes are compared again before each use; a damaged one is set aside with a sentence.
 """
 
 from collections import Counter
@@ -32,7 +31,6 @@ class DistilQuery:
     """Name of the round, a folder below `distil_targets/`."""
     count: int
     max_uses: int
-    """Steps that may use a target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +38,7 @@ class DistilBatch:
     """Targets as arrays: one row per proposal to which the teacher gives a positive probability."""
 
     batch: Batch
-    """R rows. `advantage_groups` numbers the targets from 0 and `decision_ids` holds distillation target ids; `returns` and
+    """R rows: `advantage_groups` numbers the targets from 0, `decision_ids` holds distillation target ids; `returns` and
     `behaviour_logprobs` are unused and 0."""
     weights: npt.NDArray[np.float32]
     """[R] the teacher's probability of each row."""
@@ -62,11 +60,10 @@ def distil_targets_in_use(paths: RunPaths, round_name: str) -> int:
 def choose_distil_targets(
     known: Mapping[DistilTargetRef, str], uses: Mapping[int, int], query: DistilQuery, seed: int
 ) -> list[DistilTargetRef]:
-    """The targets of one step: at most `query.count` with fewer than `query.max_uses` uses, the least used first, sorted by their
-    place. The order depends on these and the seed alone. `known` maps to snapshot ids.
+    """The targets of one step: at most `query.count` with fewer than `query.max_uses` uses, least used first.
 
-    The decisions of a position come together: with `prompts.own_line` "in_place" their prompts share the board, and the trainer
-    computes what they share once.
+    Sorted by place, and deterministic in these and the seed. `known` maps to snapshot ids. Decisions of a position come
+    together: with `prompts.own_line` "in_place" their prompts share the board, which the trainer computes once.
     """
 
     def order(distil_target: DistilTargetRef) -> tuple[int, bytes, int]:
@@ -82,11 +79,7 @@ def choose_distil_targets(
 
 
 class DistilStore:
-    """A trainer's view of its run's distillation targets: verified files, and how often each target was used.
-
-    Attributes:
-        refused: one sentence per file that was set aside.
-    """
+    """A trainer's verified distillation targets and their use counts; `refused` has one sentence per file that was set aside."""
 
     def __init__(self, paths: RunPaths, seed: int) -> None:
         self.refused: list[str] = []
@@ -107,8 +100,8 @@ class DistilStore:
         self._counted().update(distil_target.distil_target_id for distil_target in distil_targets)
 
     def gather(self, distil_targets: Sequence[DistilTargetRef]) -> DistilBatch:
-        """Verified arrays in this order. Raises ShardDamaged if a target is missing, damaged or not the selected one. A
-        damaged file is set aside."""
+        """Verified arrays in this order. Raises ShardDamaged if a target is missing, damaged or not the selected one; sets a
+        damaged file aside."""
         files = {
             shard: self._open(shard, again=True)
             for shard in dict.fromkeys(distil_target.shard for distil_target in distil_targets)

@@ -1,8 +1,7 @@
-"""Distillation targets in files: published once, verified when opened, and named by the ledgers of the steps that use them.
+"""Distillation targets in files: published once, verified when opened, named by the ledgers of the steps that use them.
 
-`distil_targets/<round>/000064.arrow` holds the targets of consecutive visited positions of a round, named after the first one's
-number. The metadata hold the teacher's settings. A step's ledger names its targets in its metadata. `storage/distil_store.py`
-selects and gathers them. This module calls no teacher.
+`distil_targets/<round>/000064.arrow` holds consecutive visited positions, named after the first one's number; its metadata has
+the teacher's settings. `storage/distil_store.py` selects and gathers. This module calls no teacher.
 """
 
 import json
@@ -40,8 +39,8 @@ def distil_target_path(paths: RunPaths, round_name: str, first: int) -> Path:
 def publish_distil_targets(
     paths: RunPaths, round_name: str, first: int, distil_targets: Sequence[DistilTarget], provenance: Mapping[str, str]
 ) -> bool:
-    """Publish targets under the number of their first position; False, without a change, if that file exists. Raises DataError
-    if a target breaks a rule, such as an answer that its legal table lacks. Nothing is written."""
+    """Publish targets under the number of their first position; False, without a change, if that file exists. Raises
+    DataError, and writes nothing, if a target breaks a rule, such as an answer that its legal table lacks."""
     for distil_target in distil_targets:
         if fault := _fault(distil_target):
             raise DataError(
@@ -59,7 +58,6 @@ def open_distil_targets(path: Path) -> MappedFile:
 
 
 def ledger_entry(distil_targets: Sequence[DistilTargetRef]) -> dict[str, str]:
-    """Metadata of a ledger that names these targets; empty without targets."""
     return {LEDGER_KEY: json.dumps([astuple(distil_target) for distil_target in distil_targets])} if distil_targets else {}
 
 

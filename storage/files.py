@@ -1,8 +1,7 @@
-"""The files of runs: published once, replaced, listed, locked and removed, in a local or shared folder.
+"""The files of runs: published once, replaced, listed, locked and removed, in a local or shared folder (docs/operations.md).
 
-A final name always has complete content. Content is written under a temporary name that readers ignore (leading dot, trailing
-`.tmp`), synced and renamed; then the folder is synced. A published file never changes in place, because a reader may have it
-mapped. Names with a leading dot are not listed. docs/operations.md lists the requirements for a shared folder.
+A final name always has complete content: written under a temporary name that readers ignore (leading dot, trailing `.tmp`),
+synced and renamed; then the folder is synced. A published file never changes in place, because a reader may have it mapped.
 """
 
 import errno
@@ -26,11 +25,8 @@ _LINK_S = 60.0
 
 
 def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
-    """Call `write` with a temporary path, then name that file `final`; False, without a change, if the name is taken.
-
-    A hard link names it, because a rename would silently replace a file that readers have mapped. If `write` raises, nothing
-    is left behind.
-    """
+    """Call `write` with a temporary path, then hard-link that file as `final`; False, without a change, if the name is taken.
+    A rename would silently replace a file that readers have mapped. If `write` raises, nothing is left behind."""
     make_directory(final.parent)
     temp = name_aside(final)
     try:
@@ -44,8 +40,8 @@ def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
 
 
 def _link_if_free(temp: Path, final: Path) -> bool:
-    """A network file system may repeat a request whose answer was lost, and then report that the name is taken by this very link.
-    The number of links shows that."""
+    """A network file system may repeat a request whose answer was lost, and then report the name as taken by this very link;
+    the link count shows that."""
     try:
         os.link(temp, final)
     except OSError as error:
@@ -175,8 +171,8 @@ def set_aside(path: Path) -> Path:
 def file_lock(lock: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
     """Hold an exclusive lock during the block; yields False if another process has it after `wait_s` seconds.
 
-    It is a kernel lock (flock), released when the process exits. It works between machines if the file system supports that;
-    otherwise the ledger of a step stops the second trainer.
+    A kernel lock (flock), released at process exit. It works between machines if the file system supports that; otherwise the
+    step's ledger stops the second trainer.
     """
     until = time.monotonic() + wait_s
     while True:
@@ -227,11 +223,8 @@ def is_held(lock: Path) -> bool:
 
 
 def check_writable(folder: Path, setting: str) -> None:
-    """Check that files can be written in `folder`, or where it will be created, and leave nothing behind.
-
-    Raises:
-        InputError: names the folder, what is wrong with it, and `setting`, which selects another folder.
-    """
+    """Check that files can be written in `folder`, or where it will be created, without leftovers. Raises InputError that
+    names folder, fault, and `setting`, which selects another folder."""
     place = folder.absolute()
     while not place.exists():
         _check_link(place)

@@ -1,9 +1,8 @@
-"""Maps shards, and copies chosen rows from them into arrays, in the recorded order.
+"""Maps shards, and copies chosen rows into arrays, in the recorded order; each token is copied once.
 
-Mapping a shard verifies every row. Before a row is used, the bytes of its whole shard are compared with the verified ones, and
-its checksum with the one that the selection recorded. A shard that differs is refused before anything in it is interpreted,
-because changed offsets could point anywhere. Consecutive rows of a shard, such as an advantage group, are copied in one piece.
-Each token is copied once.
+Mapping verifies every row. Before use, the bytes of the whole shard are compared with the verified ones, and the row's
+checksum with the selection's. A shard that differs is refused before it is interpreted, because changed offsets could point
+anywhere. Consecutive rows of a shard, such as an advantage group, are copied in one piece.
 """
 
 from collections import OrderedDict
@@ -20,9 +19,8 @@ from entente.telemetry.errors import DataError
 from storage.arrow_files import DECISION_SCHEMA, MappedFile, as_array, map_arrow
 
 MAPPED = 64
-"""Shards that stay mapped: enough for a staleness budget, and few, because mapped pages count as resident memory. Linux allows
-a process 65,530 mappings, and a long run has more shards.
-"""
+"""Shards that stay mapped: enough for a staleness budget, and few, because mapped pages count as RSS. Linux allows a process
+65,530 mappings, and a long run has more shards."""
 
 
 class ShardDamaged(DataError):
@@ -67,13 +65,9 @@ class MappedShards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Decisions as flat arrays, in order: R rows, T tokens, C completion positions, L legal ids.
-
-    The caller owns the arrays: nothing else writes into them.
-    """
+    """Decisions as flat arrays, in order: R rows, T tokens, C completion positions, L legal ids. The caller owns the arrays."""
 
     decision_ids: npt.NDArray[np.int64]
-    """[R] decision id of each row."""
     input_ids: npt.NDArray[np.int32]
     """[T] prompt, then completion, row after row."""
     input_offsets: npt.NDArray[np.int64]
@@ -89,7 +83,6 @@ class Batch:
     legal_offsets: npt.NDArray[np.int64]
     """[C + 1] legal ids of position c are legal_ids[legal_offsets[c]:legal_offsets[c + 1]]; one id: forced."""
     temperatures: npt.NDArray[np.float32]
-    """[R] sampling temperature."""
     returns: npt.NDArray[np.float64]
     """[R] return of each decision, as selected."""
     advantage_groups: npt.NDArray[np.int32]
@@ -99,8 +92,8 @@ class Batch:
 
 
 def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
-    """The batch of `rows`, from a selection or a ledger; `open_shard` maps a shard by name and verifies it. Raises
-    ShardDamaged if a row differs from the published or the selected one."""
+    """The batch of `rows`, from a selection or ledger; `open_shard` maps and verifies a shard by name. Raises ShardDamaged if
+    a row differs from the published or selected one."""
     chosen = _Chosen(rows, open_shard)
     checksums = chosen.single("checksum", np.uint32)
     foreign = np.flatnonzero(checksums != as_array(rows["checksum"]).to_numpy())
@@ -130,7 +123,7 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
 
 
 class _Chosen:
-    """Chosen rows in order, in as few runs as possible: shard, first row, and end (exclusive)."""
+    """Chosen rows in order, in as few contiguous spans as possible: shard, first row, and end (exclusive)."""
 
     def __init__(self, rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> None:
         names = rows["shard"].to_pylist()

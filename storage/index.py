@@ -1,19 +1,16 @@
 """The index of a run: an in-memory DuckDB with the facts of its rows, without tokens; and the selection of a step's rows.
 
-Shards and ledgers are the source of truth. Any process may build its own index at any time, without locks, while others write.
-A trainer's index holds only shards within its staleness budget: it skips a shard whose metadata state a newest policy version
-that is too old, and drops a shard when all its rows are too old. Without `oldest` an index holds every shard, as for a query over
-the run.
+Shards and ledgers are the source of truth; any process may build its own index, without locks, while others write. A trainer's
+index holds only shards within its staleness budget: it skips shards whose metadata say they are too old, and drops a shard
+once all its rows are. Without `oldest` it holds every shard.
 
-Reading facts verifies every byte of a shard and of its phases, and gathering rows verifies it again. A damaged shard is set
-aside, with the reason in `refused`. A damaged ledger is an error, because it decides which rows are used.
+Reading facts verifies every byte of a shard and its phases, and gathering verifies again. A damaged shard is set aside, with
+the reason in `refused`; a damaged ledger is an error, because it decides which rows are used. `select_batch.sql` defines the
+selection: the same shards, ledgers, settings and step give the same rows in the same order, with any number of threads.
 
-`select_batch.sql` defines the selection. The same shards, ledgers, settings and step give the same rows in the same order, in any
-process and with any number of threads.
-
-Tables: `decisions`, `advantage_groups`, `phases`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their columns
-come from an empty instance of what is inserted, so schema and tables always agree. DuckDB neither holds nor returns token lists,
-and this module does not write to the run. An index is for one thread at a time.
+Tables: `decisions`, `advantage_groups`, `phases`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their
+columns come from an empty instance of what is inserted. DuckDB holds no token lists, nothing is written to the run, and an
+index is for one thread at a time.
 """
 
 import json
@@ -58,13 +55,8 @@ FROM advantage_groups AS g
 
 
 class Index:
-    """One process's view of a run; `refresh` adds newly published files.
-
-    Attributes:
-        connection: the tables.
-        newest_versions: newest policy version by shard name; also of shards that were dropped or not read.
-        rows: with `keep_rows`, the mapped decisions of the held shards, by name.
-    """
+    """One process's view of a run; `refresh` adds newly published files. `newest_versions` has the newest policy version by
+    shard name, also of shards that were dropped or not read; `rows`, with `keep_rows`, the mapped decisions of held shards."""
 
     def __init__(
         self,
@@ -77,21 +69,17 @@ class Index:
         only: Collection[str] | None = None,
         keep_rows: bool = False,
     ) -> None:
-        """Create an empty index; `refresh` fills it.
+        """Create an empty index; `refresh` fills it. Raises InputError if the blend names an unknown component.
 
         Args:
             storage: how returns are computed, and what a step may train on; None: the defaults.
-            seed: seed of the selection.
-            threads: threads of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the
-                free memory of the whole process several times a second, and a trainer spent a tenth of its CPU time on page
-                faults.
-            oldest: hold only shards with a row of this policy version or newer. Each query raises it to the oldest version that
-                it can use. None: hold every shard.
+            seed: of the selection.
+            threads: of DuckDB; 0: one per core. With more than one, DuckDB's idle threads make the allocator return the free
+                memory of the whole process several times a second, and a trainer spent a tenth of its CPU time on page faults.
+            oldest: hold only shards with a row of this policy version or newer; each query raises it to the oldest that it can
+                use.
             only: names of the shards to hold; None: those in the folder.
             keep_rows: keep the decisions of held shards mapped.
-
-        Raises:
-            InputError: the blend names an unknown component.
         """
         self._storage, self._seed = storage or StorageSettings(), seed
         check_blend(self._storage.blend)
@@ -203,8 +191,7 @@ class Index:
         return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
 
     def _drop(self, names: list[str]) -> None:
-        """Drop the rows of these shards. The tables are built again, because deleted rows would stay in memory; the cost is
-        that of the remaining shards."""
+        """Drop the rows of these shards by rebuilding the tables, because deleted rows would stay in memory."""
         for name in names:
             self._held.pop(name, None)
             self.rows.pop(name, None)
@@ -214,17 +201,11 @@ class Index:
             self.connection.execute(f"CREATE OR REPLACE TABLE {table} AS {rest}", [names])
 
     def select_batch(self, step: int, *, policy_version: int, start_groups: int) -> tuple[pa.Table, dict[str, int]]:
-        """Select rows for one step; call `refresh` first to include new shards.
+        """Select rows for one step, at most `start_groups` groups, perhaps none; call `refresh` first to include new shards.
 
-        Args:
-            step: the step that will use the rows; part of the seed.
-            policy_version: version that the trainer holds; the lag is counted from it.
-            start_groups: maximum number. There may be fewer, or none.
-
-        Returns:
-            The rows in batch order, with the columns of `ledger.ROWS_SCHEMA` and the rules of the selection as metadata; and the
-            number of advantage groups of all shards that the index has held, by eligibility (`select_batch.sql`), where
-            eligible = chosen + waiting.
+        Lag is counted from `policy_version`, which the trainer holds. Returns the rows in batch order, with the columns of
+        `ledger.ROWS_SCHEMA` and the selection's rules as metadata; and the number of advantage groups of all shards ever held,
+        by eligibility (`select_batch.sql`), where eligible = chosen + waiting.
         """
         self.judge(step, policy_version)
         self._set(start_groups=start_groups)
@@ -261,9 +242,7 @@ class Index:
 
     def judge(self, step: int, policy_version: int) -> None:
         """Create the table `group_eligibility`, which the view `candidates` reads, for a step of a trainer at this version.
-
-        Then drop the shards that are too old for this step and any later one.
-        """
+        Then drop the shards that are too old for this step and any later one."""
         self._set(step=step, policy_version=policy_version)
         self.connection.execute(self._group_eligibility)
         if self._oldest is None:
@@ -301,8 +280,8 @@ class Index:
         return rows.to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
 
     def gather(self, rows: pa.Table) -> Batch:
-        """Verified arrays of the rows of a selection or of a recorded step, also of shards that are not held. Raises
-        ShardDamaged if a row is damaged. Its shard is set aside, so a new selection does not use it."""
+        """Verified arrays of selected or recorded rows, also of shards not held. Raises ShardDamaged if a row is damaged; its
+        shard is set aside, so a new selection does not use it."""
         try:
             return gather(rows, self._mapped.get)
         except ShardDamaged as error:

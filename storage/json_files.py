@@ -1,7 +1,5 @@
-"""JSON files: reading with checks, writing, and checksums.
-
-Reading a pipe, a folder, a file too large, or text that is not JSON or is nested too deeply raises a `DataError`.
-"""
+"""JSON files: reading with checks, writing, and checksums. Reading a pipe, a folder, a file too large, or text that is not
+JSON or is nested too deeply raises DataError."""
 
 import hashlib
 import json

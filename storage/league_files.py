@@ -1,7 +1,7 @@
-"""Files of the league: past versions that are possible opponents in one producer's start groups of a step.
+"""League files: past versions that are possible opponents in one producer's start groups of a step.
 
-`league/local/000012.json` is published once, before the first of these start groups is played, and never changes.
-`entente/rollouts/league.py` has the rule.
+`league/local/000012.json` is published once, before the first of these groups is played, and never changes. Rule:
+`entente/rollouts/league.py`.
 """
 
 from pathlib import Path

@@ -1,13 +1,12 @@
-"""The ledger: which rows a trainer step used, written before the forward pass of that step.
+"""The ledger: which rows a trainer step used, written before the forward pass of that step. Does not load DuckDB.
 
-`ledger/step-000137.arrow` is written once, by one trainer. A trainer that finds the file already there shares the run with
-another trainer and must stop. A step is repeated by reading its ledger, never by selecting again. A file is valid only under the
-name that it was written with. Counts over a run come from its ledgers and the metadata of its shards. This module does not load
-DuckDB.
+`ledger/step-000137.arrow` is written once, by one trainer; a trainer that finds it already there shares the run with another
+and must stop. A step is repeated by reading its ledger, never by selecting again. A file is valid only under its original
+name. Counts over a run come from its ledgers and its shards' metadata.
 
-A ledger prevents training twice on its rows. So each checkpoint has copies of the ledgers whose rows a later step could still
-select. Resuming a run restores a lost or damaged ledger from such a copy. Without a copy, the run resumes only if the rows are
-too old to be selected. Nothing is removed: a damaged ledger is renamed.
+A ledger prevents training twice on its rows. So each checkpoint copies the ledgers whose rows a later step could still select,
+and resuming restores lost or damaged ones. Without a copy, the run resumes only if the rows are too old to be selected.
+Damaged ledgers are renamed, never removed.
 """
 
 import re
@@ -52,11 +51,8 @@ def ledger_path(paths: RunPaths, step: int) -> Path:
 
 
 def write_ledger(paths: RunPaths, step: int, rows_table: pa.Table, metadata: Mapping[str, str]) -> bool:
-    """Record the rows of `step` in order, with their metadata and `metadata`; False if another trainer already did.
-
-    Raises:
-        DataError: `rows_table` lacks a column of `ROWS_SCHEMA`, so the step could not be repeated.
-    """
+    """Record the rows of `step` in order; False if another trainer already did. Raises DataError if `rows_table` lacks a
+    column of `ROWS_SCHEMA`, because the step could not be repeated."""
     path = ledger_path(paths, step)
     if missing := [name for name in ROWS_SCHEMA.names if name not in rows_table.column_names]:
         raise DataError(f"{path} cannot be written without {', '.join(missing)}; pass the rows of a selection.")
@@ -75,8 +71,7 @@ def read_ledger(paths: RunPaths, step: int) -> pa.Table | None:
 
 
 def read_ledger_file(path: Path) -> pa.Table:
-    """Raises DataError if the ledger is missing, damaged, or was written under another name, because its rows would count
-    twice."""
+    """Raises DataError if the ledger is missing, damaged or renamed, because its rows would count twice."""
     rows = map_arrow(path, ROWS_SCHEMA, _CURE).table
     step, match = metadata_of(rows).get("step"), STEP_NAME.fullmatch(path.name)
     if match is None or step != str(int(match[1])):
@@ -138,8 +133,8 @@ def ledgers_to_copy(paths: RunPaths, step: int, storage: StorageSettings) -> lis
 
 
 def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
-    """Check that no step of a resumed run could train again on the rows of a lost or damaged ledger. Raises DataError if it
-    could, and no checkpoint has a copy of the ledger."""
+    """Raise DataError if a resumed run could train again on rows of a lost or damaged ledger of which no checkpoint has a
+    copy."""
     done, faults = _faults(paths)
     for step, (path, why) in faults.items():
         if _first_in_reach(done, storage) <= step <= done and _copy_of(paths, path) is None:

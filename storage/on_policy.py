@@ -1,8 +1,5 @@
-"""Positions that a run's rollouts reached, as snapshots for later rollouts.
-
-The same start groups give the same snapshots in the same order. Held-out positions and positions from forks that started at
-one are excluded, so training never sees evaluation positions. The state cache chooses among the snapshots.
-"""
+"""Positions that a run's rollouts reached, as snapshots for later rollouts; deterministic in the start groups. Held-out
+positions and those from forks that started at one are excluded, so training never sees evaluation positions."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -22,8 +19,8 @@ _REACHED = Path(__file__).with_name("reached.sql").read_text()
 
 
 def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: Collection[str]) -> list[Snapshot]:
-    """Positions that the forks of the `producer`'s start groups below `before` reached, newest groups first. `held_out`: ids
-    of the evaluation snapshots. Raises DataError if a position does not match the snapshot id of its row."""
+    """Positions that the `producer`'s start groups below `before` reached, newest first, except the ids `held_out`. Raises
+    DataError if a position does not match the snapshot id of its row."""
     index = open_index(paths, only=_recent_shards(paths, producer, before))
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}

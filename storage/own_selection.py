@@ -1,9 +1,9 @@
 """The user's own SQL selects the start groups of a step instead of the seeded selection (`storage.selection`).
 
-It runs in the database of the trainer's index and may read every table there, above all `candidates` of `select_batch.sql`. It is
-trusted and unrestricted, like all code of the user. The last statement returns `shard` and `start_group`, in descending priority.
-The step takes the first ones, each with all its eligible advantage groups, so the SQL cannot break lag, uses or whole groups. A
-result that breaks a rule stops the step with one sentence, without a fallback.
+It runs in the trainer's index and may read every table, above all `candidates` of `select_batch.sql`; it is trusted and
+unrestricted. The last statement returns `shard` and `start_group` in descending priority. The step takes the first ones, each
+with all its eligible advantage groups, so the SQL cannot break lag, uses or whole groups. A result that breaks a rule stops
+the step with one sentence, without a fallback.
 """
 
 import duckdb
@@ -14,7 +14,7 @@ from entente.telemetry.errors import InputError
 
 def ask_for_start_groups(connection: duckdb.DuckDBPyConnection, selection: str) -> pa.Table:
     """Rows of the view `wanted`: the candidates that the SQL returns, and their place in its order, from 1. Raises InputError
-    if the SQL fails, or returns other columns, a row that is not a candidate, or a candidate twice."""
+    if the SQL fails, or returns other columns, a non-candidate, or a duplicate."""
     candidates = connection.sql("FROM candidates").to_arrow_table()
     try:
         answer = connection.sql(selection)

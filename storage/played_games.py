@@ -1,7 +1,7 @@
 """Games that people play in the browser, `runs/_games/<name>.json`: who played, the orders, and what the players considered.
 
-A file holds orders, and positions only where another server adjudicated differently. Reading it plays the game again, so illegal
-orders are refused.
+Holds orders, and positions only where another server adjudicated differently. Reading replays the game, so illegal orders are
+refused.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class SavedProposal(BaseModel):
     """Mean over its playouts, in the unit of the search."""
     playouts: int
     probability: float | None = None
-    """With which the policy sampled it; None if no policy did."""
+    """Probability with which the policy sampled it; None if no policy did."""
 
 
 class SavedTurn(BaseModel):
@@ -64,8 +64,6 @@ class SavedGame(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPhase:
-    """A replayed phase."""
-
     turn: SavedTurn
     before: Snapshot
     centres: tuple[int, ...]
@@ -90,7 +88,7 @@ def game_hash(game: SavedGame) -> str:
 
 
 def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
-    """The phases of the game, in order; raises InputError if the game cannot be played as stored."""
+    """The phases of the game, in order; raises InputError if it cannot be replayed as stored."""
     board, source = Board.start(), f"played:{'+'.join(sorted(set(game.seats.values())))}"
     for turn in game.turns:
         if turn.position:

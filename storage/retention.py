@@ -1,14 +1,12 @@
 """What may be deleted from a run: old shards, adapters and checkpoints, W&B folders, and unfinished or damaged files.
 
-The rule is a pure function of facts. Unreadable files are kept, and so is everything that they might need. Only names that
-Entente itself uses are removed; symbolic links are neither followed nor removed. A folder is renamed before it is removed, so no
-reader sees half of it. Ledgers, scores, metrics and settings always stay, and in a run in use everything except shards and
-adapters.
+A pure function of facts. Unreadable files are kept, with all that they might need. Only names that Entente uses are removed;
+symbolic links are neither followed nor removed. A folder is renamed before removal, so no reader sees half of it. Ledgers,
+scores, metrics and settings always stay, and in a run in use everything except shards and adapters.
 
-No shard is removed while the run's shards fit `retention.shards_gb`. Beyond that the oldest go first, if all their rows exceed
-the staleness budget and no ledger of a step that may be replayed or repeated names them. A shard goes before its phases file: a
-reader that has it mapped keeps it, and a call that is killed between the two leaves phases without a shard, which the next call
-removes.
+Shards stay while they fit `retention.shards_gb`. Beyond that the oldest go first, if all their rows exceed the staleness
+budget and no ledger of a step to replay or repeat names them. A shard goes before its phases file; a kill in between leaves
+phases without a shard, which the next call removes.
 """
 
 import json
@@ -82,7 +80,6 @@ class RetentionFacts:
 class Removable:
     path: Path
     why: str
-    """What it is, in a few words."""
     size: int
     """Bytes on disk, without the targets of links."""
     is_folder: bool = False
@@ -99,8 +96,8 @@ def adapters_to_keep(facts: RetentionFacts, settings: RetentionSettings) -> froz
 
 
 def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
-    """The facts of a run that keeps the checkpoints `kept`. Raises DataError if a ledger or score cannot be read, so it is
-    unknown what is needed."""
+    """The facts of a run that keeps the checkpoints `kept`; raises DataError if a ledger or score is unreadable, so needs are
+    unknown."""
     oldest = min(kept, default=0)
     scores = (paths.scores, paths.scores / "track")
     published = frozenset(published_versions(paths))

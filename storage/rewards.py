@@ -1,11 +1,9 @@
-"""The facts of a shard's rows, without tokens, and the return of each decision from its components and a run's blend.
+"""The facts of a shard's rows, without tokens, and each decision's return from its reward components and a run's blend.
 
-The facts of a decision are its scalar values, the place of its row, and three token counts. Lists and the JSON of phases stay in
-the mapped files; the columns `shard` and `row` point to them. A return depends only on its start group, so it is computed once.
-
-A reward of a user's package is a pure function of one row's components. So it needs no new rollouts, equal rows have equal
-returns, and a past selection can be repeated as long as the package is installed. Equal components give equal bits, because the
-sums run backwards from a fork's last decision. Spreads are computed in SQL and advantages in the trainer.
+Facts are scalar values, the row's place (`shard`, `row`) and three token counts; lists and phase JSON stay in the mapped
+files. A return depends only on its start group, so it is computed once. A user's reward is a pure function of one row's
+components: it needs no new rollouts, and past selections can be repeated while the package is installed. Equal components give
+equal bits, because the sums run backwards from a fork's last decision. Spreads are computed in SQL, advantages in the trainer.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,8 +63,7 @@ def reward_of(name: str) -> Reward:
 
 
 def check_blend(weights: Mapping[str, float]) -> None:
-    """Check that every name in a blend is a reward component, and try those of user packages. Raises InputError if a name is
-    unknown, or its component cannot be used."""
+    """Check the names of a blend, and try its user rewards; raises InputError if a name is unknown or its component unusable."""
     for name in weights:
         try:
             reward_of(name.removeprefix(FINAL))
@@ -108,9 +105,8 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
 def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: float) -> _Floats:
     """[rows] float64 returns of the decisions of whole start groups, in any order.
 
-    The return of a decision is the sum of `discount ** k` times the blended components over it and the same power's later
-    decisions in the fork, where k counts decisions from 0. Added to it are the undiscounted sums of the components with a
-    `final_` weight.
+    Sum of `discount ** k` times the blended components over the decision and the same power's later ones in the fork (k counts
+    decisions from 0), plus the undiscounted sums of the components with a `final_` weight.
     """
     if decisions.num_rows == 0:
         return np.empty(0)

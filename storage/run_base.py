@@ -1,7 +1,5 @@
-"""The base model with which a run was started: `base.json` in its folder has a hash of each file of the model.
-
-An adapter is useless with other weights, so a replaced base is refused, with the name of the changed file.
-"""
+"""The base model of a run: `base.json` in its folder has a hash of each of its files. A replaced base is refused, with the
+name of the changed file, because an adapter is useless with other weights."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +16,7 @@ def new_base(paths: RunPaths, model: Path) -> dict[str, str]:
 
 
 def resumed_base(paths: RunPaths, model: Path) -> dict[str, str]:
-    """The same for a resumed run: every file is read again, even if it looks unchanged. Raises InputError with the name of a
-    replaced file."""
+    """Like `new_base` for a resumed run: rereads every file, even if it looks unchanged; InputError names a replaced file."""
     hashes = base_hashes(model)
     if paths.base.is_file():  # a run that was killed before it wrote this has no rows
         _compare(paths, model, hashes)

@@ -1,8 +1,7 @@
 """SQL queries over a run: connections, named queries, and results in a given format, or one sentence.
 
-The database is in memory and cannot access files or the network. So it needs no lock, may be opened while the run writes, and
-cannot change anything. DuckDB itself converts to text what a table or CSV cannot hold, so an infinite date or an interval looks
-as in DuckDB's own client.
+The in-memory database cannot access files or the network, so it needs no lock, may be opened while the run writes, and changes
+nothing. DuckDB itself converts to text what a table or CSV cannot hold, as its own client would.
 """
 
 import json
@@ -52,8 +51,7 @@ def connect(
     Args:
         storage: blend and discount of the column "return", and the rules of `group_eligibility`; None: the defaults.
         seed: of `uniform` in `candidates`.
-        memory_gib: DuckDB's memory limit; None: DuckDB's default, most of the machine's memory. Nothing spills to disk.
-        token_text, read_thought: text of tokens and thoughts; see `storage/run_views.py`.
+        memory_gib: DuckDB's limit; None: its default, most of the machine's memory. Nothing spills to disk.
     """
     paths = RunPaths(Path(run_dir))
     if not paths.shards.is_dir():
@@ -77,11 +75,10 @@ def ask(
     first: int | None = None,
     memory_gib: float | None = None,
 ) -> pa.Table:
-    """The result of one query.
+    """The result of one query, in columns that `form` can hold ("json": one column, each row an object).
 
-    `form`: output format that the columns must fit; "json": one column, each row an object. `first`: stop after at least this
-    many rows. `memory_gib`: largest size of the result. Raises InputError if the query is not a single SELECT, DuckDB refuses it,
-    or it takes too much memory; the message includes DuckDB's, similar names, and the views.
+    `first` stops after at least this many rows; `memory_gib` bounds the result. Raises InputError if it is not a single
+    SELECT, DuckDB refuses it, or it takes too much memory; the message adds similar names and the views.
     """
     batches: list[pa.RecordBatch] = []
     try:
@@ -115,14 +112,10 @@ def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.Duc
 def run_interruptible(
     connection: duckdb.DuckDBPyConnection, work: Callable[[duckdb.DuckDBPyConnection], _Result], *, seconds: float, late: str
 ) -> _Result:
-    """Run `work` so that a signal, Ctrl-C or a time limit can stop it.
+    """Run `work` so that a signal, Ctrl-C or the limit of `seconds` (InputError with the message `late`) can stop it.
 
-    DuckDB runs in C, and Python handles no signal meanwhile. So the query runs in a thread, and the caller's thread waits where
-    signal handlers run. An exception there interrupts the query.
-
-    Raises:
-        InputError: it takes longer than `seconds`; the message is `late`.
-        Exception: raised by `work` or a signal handler.
+    DuckDB runs in C, where Python handles no signal. So the query runs in a thread, and the caller waits where signal handlers
+    run; an exception there interrupts the query.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix=THREAD)
     answer = pool.submit(work, connection)

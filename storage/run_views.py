@@ -1,7 +1,5 @@
-"""Makes the views of a run for queries: its rows, tokens, phases, distillation targets, ledgers and metrics.
-
-Token lists stay in the mapped shards until a query reads them. `storage/run_sql.py` connects and queries.
-"""
+"""Makes a run's query views: rows, tokens, phases, distillation targets, ledgers and metrics. Token lists stay in the mapped
+shards until a query reads them. `storage/run_sql.py` connects and queries."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -118,10 +116,8 @@ def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table
 
 
 def _lines(index: Index, file: Path, keys: list[str]) -> list[tuple[list[Any], dict[str, Any]]]:
-    """For each JSON line: the values of `keys`, and the other entries.
-
-    Damaged lines are left out and counted in a row of `refused`. A last line without an end may still be being written.
-    """
+    """For each JSON line: the values of `keys`, and the other entries. Damaged lines are left out and counted in a row of
+    `refused`; a last line without an end may still be being written."""
     lines, damaged = [], 0
     for line in file.read_text(errors="replace").splitlines(keepends=True) if file.is_file() else ():
         try:

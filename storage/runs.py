@@ -82,7 +82,6 @@ def checkpoint_steps(paths: RunPaths) -> list[int]:
 
 
 def hashes_file(runs_root: Path) -> Path:
-    """Cache of the hashes of base models' files."""
     return runs_root / MODEL_FOLDER / "hashes.json"
 
 
@@ -136,8 +135,8 @@ def last_written(paths: RunPaths) -> float:
 
 
 def resolve_run(runs_root: Path, run: str) -> str:
-    """The name of a run: `run` itself, or for 'latest' the readable run in `runs_root` that wrote last. Raises InputError if
-    there is no run, a folder is named 'latest', or `run` cannot name a folder."""
+    """`run` itself, or for 'latest' the readable run that wrote last. Raises InputError if there is none, a folder is named
+    'latest', or `run` cannot name a folder."""
     if run != LATEST:
         return check_name(run, "run")
     runs = runs_in(runs_root)

@@ -32,8 +32,7 @@ _LONGEST_QUERY = 16_384
 
 
 def query_text(query: Any) -> Any:
-    """The text of the .sql file that `query` names, or `query` itself; raises InputError if the file cannot be read or is too
-    long."""
+    """The text of the .sql file `query`, or `query` itself; raises InputError if the file is unreadable or too long."""
     if isinstance(query, str) and query.endswith(".sql") and "\n" not in query:
         return read_text(Path(query), at_most=_LONGEST_QUERY, what="query").strip() + "\n"  # so it never looks like a file name
     return query

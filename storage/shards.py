@@ -1,9 +1,8 @@
 """Shards: the decisions of whole start groups in one immutable file, and the phases of the same forks in another.
 
-`shards/<producer>/000012.arrow` is published last, so it is complete when it exists. It is named after its start groups, so a
-second attempt at the same work finds the name taken and publishes nothing. The metadata of the decisions names the phases file,
-whose name has the CRC32 of its content: decisions of one attempt are never read with phases of another. Rows are stored in the
-order in which batches read them.
+`shards/<producer>/000012.arrow` is published last, so it is complete when it exists. Its name is that of its start groups, so
+a second attempt publishes nothing. Its metadata names the phases file, whose name has a CRC32 of the content: decisions of one
+attempt never meet phases of another. Rows are stored in batch reading order.
 """
 
 import json
@@ -44,7 +43,6 @@ class Shard:
     path: Path
     phases_path: Path
     producer: str
-    """Producer, which also names the shard's folder."""
     first_start_group: int
     next_start_group: int
     start_groups: tuple[int, ...]
@@ -55,7 +53,6 @@ class Shard:
     """Largest policy version of its rows; NO_ROWS without rows."""
     decisions: int
     orders_rejected: int
-    """Sum over its rows."""
     already: bool
     """True if an earlier attempt published it."""
 
@@ -90,16 +87,11 @@ def publish_shard(
     *,
     next_start_group: int | None = None,
 ) -> Shard:
-    """Publish all rows of some start groups, phases first. If the shard exists, returns the existing one.
+    """Publish all rows of some start groups, phases first; returns an existing shard instead.
 
-    Args:
-        decisions: rows, or a table of them in the order in which batches read them.
-        provenance: metadata of the files.
-        next_start_group: needed only if the last start groups have no rows.
-
-    Raises:
-        InputError: the rows belong to start groups outside `first_start_group .. next_start_group`.
-        DataError: a row's token columns are inconsistent.
+    A table of `decisions` is in batch reading order. `next_start_group` is needed only if the last start groups have no rows.
+    Raises InputError for rows of start groups outside `first_start_group .. next_start_group`, and DataError for inconsistent
+    token columns.
     """
     final = shard_path(paths, producer, first_start_group)
     if final.exists():
@@ -153,11 +145,8 @@ class Coverage:
 
 
 def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
-    """Which start groups `first .. first + count - 1` of a producer are published, by the names of their shards.
-
-    Sets damaged shards aside. Do not call this for groups that a ledger names: rows that are played again have the same decision
-    ids, but not the same bytes.
-    """
+    """Which start groups `first .. first + count - 1` are published, by the names of their shards; sets damaged shards aside.
+    Never call it for groups that a ledger names: replayed rows have the same decision ids, but not the same bytes."""
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
     places = {number: shard_path(paths, producer, number) for number in range(first, end)}
@@ -187,8 +176,8 @@ def open_shard(path: Path) -> pa.Table:
 
 
 def open_phases(path: Path, decisions: pa.Table | None = None) -> pa.Table:
-    """Map the phases of the shard at `path`; `decisions`: its decisions, if already open. Raises DataError if decisions or
-    phases are damaged, or do not belong together."""
+    """Map the phases of the shard at `path`. Raises DataError if decisions (if already open: `decisions`) or phases are
+    damaged, or do not belong together."""
     shard = describe_shard(path, open_shard(path) if decisions is None else decisions)
     phases = map_arrow(shard.phases_path, PHASE_SCHEMA).table
     if shard.phases_path.name != _phases_name(path, int(metadata_of(phases)["content_crc32"])):
@@ -201,8 +190,8 @@ def _phases_name(shard: Path, crc: int) -> str:
 
 
 def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bool = True) -> Shard:
-    """Description from the metadata of a shard. Without its opened decisions no row is read, so rows may be damaged. Raises
-    DataError if the metadata are damaged."""
+    """Description from a shard's metadata; DataError if these are damaged. Without `decisions` no row is read, so rows may be
+    damaged."""
     metadata = read_metadata(path) if decisions is None else metadata_of(decisions)
     numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
     if missing := [name for name in ("start_groups", "phases", *numbers) if name not in metadata]:

@@ -1,7 +1,7 @@
-"""The log of a step's updates: the losses and gradient norms that a replay of the step must reproduce.
+"""The log of a step's updates: losses and gradient norms that a replay must reproduce, per micro-batch to locate a difference.
 
-`ledger/step-000137.json` is written once, beside the step's ledger, after the step's checkpoint, and outlives checkpoint and
-adapter. It has the loss of every micro-batch, so that a replay can locate a difference. Training does not need it.
+`ledger/step-000137.json` is written once, after the step's checkpoint, and outlives checkpoint and adapter. Training does not
+need it.
 """
 
 import json
@@ -33,7 +33,6 @@ class UpdateLog:
     updates: Sequence[LoggedUpdate]
     """In order; empty if the step had nothing to train on."""
     device: str
-    """cpu or cuda."""
     threads: int
     """CPU threads of torch; they determine the order of summation."""
     torch: str

@@ -1,7 +1,5 @@
-"""Delivers a run's alerts: to the terminal, to the run's folder, and as events to Prefect, whose automations forward them.
-
-An alert never stops the run.
-"""
+"""Delivers a run's alerts: to the terminal, the run's folder, and as Prefect events, which automations forward. An alert never
+stops the run."""
 
 import asyncio
 import time

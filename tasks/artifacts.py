@@ -1,8 +1,7 @@
-"""Artifacts of a flow run in Prefect's UI: progress, a table of steps, the result, and measurements.
+"""A flow run's artifacts in Prefect's UI: progress, steps, result and measurements; also the task that writes `report.html`.
 
-A training run never waits for its artifacts. A background task sends merged updates a few seconds apart, under one key per run.
-It reports a failing server once, and counts failures. The run's folder has everything too. Outside of a flow run nothing is sent.
-The task that writes `report.html` is also here.
+Training never waits for them: a background task sends merged updates, one key per run, reports a failing server once and
+counts failures. The run's folder has everything too. Outside a flow run nothing is sent.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ from storage.runs import RunPaths
 PAUSE_S = 5.0
 """Seconds between updates of a run's artifacts."""
 LAST_WORD_S = 15.0
-"""Time limit of the last update, seconds."""
+"""Time limit of the final update, seconds."""
 TABLE_ROWS = 100
 """Steps in the table. Prefect's UI renders every row; metrics.jsonl has all steps."""
 _STEP_COLUMNS = (

@@ -1,11 +1,9 @@
 """Rollouts on a Dask cluster: any free worker process plays a range of start groups.
 
-Each worker process opens the run's folder once, and plays all its ranges with one engine. Its shards have the same producer,
-numbers and start positions as if the flow's process had played them. Other workers retry the start groups of a dead worker. A
-lost scheduler, or no worker for too long, is an error, after which the run can be resumed.
-
-Dask runs a plain function, and Prefect's task waits for it in the flow's process. A Prefect task in a worker costs a third of a
-CPU second, as much as a start group of a small model.
+Each worker opens the run's folder once and plays all its ranges with one engine; its shards have the producer, numbers and
+start positions of local play. Other workers retry a dead worker's groups. A lost scheduler, or no worker for too long, is an
+error after which the run can be resumed. Dask runs a plain function, for which Prefect's task waits in the flow's process: a
+Prefect task in a worker costs a third of a CPU second, as much as a start group of a small model.
 """
 
 import asyncio
@@ -41,8 +39,8 @@ SCHEDULER_BACK_S = 30.0
 NO_WORKER_S = 120.0
 """Seconds without a worker until the run fails; an autoscaling cluster takes a while to start one."""
 SILENT_FOR_S = 300.0
-"""Seconds for which a worker may be silent. Importing torch and opening an engine blocks its event loop, on a busy machine for
-longer than Dask's default of 30 s, after which Dask would drop the worker for good."""
+"""Seconds for which a worker may be silent. Importing torch and opening an engine blocks its event loop, on a busy machine
+beyond Dask's default of 30 s, after which Dask would drop the worker for good."""
 _LOOK_S = 5.0
 
 
@@ -97,11 +95,8 @@ class DaskCluster:
         self._root, self._client, self._at = root, client, _at(address)
 
     async def play(self, group_range: GroupRange) -> Figures:
-        """Play a range of groups on a worker; see `play_groups`.
-
-        Raises:
-            EngineLostError: the scheduler is lost, there was no worker for too long, or workers died repeatedly.
-        """
+        """See `play_groups`. Raises EngineLostError if the scheduler is lost, no worker came in time, or workers died
+        repeatedly."""
         from distributed.client import FutureCancelledError
         from distributed.scheduler import KilledWorker
 
@@ -141,11 +136,8 @@ class DaskCluster:
 
 @asynccontextmanager
 async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
-    """Connect to an existing cluster, or start one on this machine, and wait for a worker.
-
-    Raises:
-        InputError: Dask is not installed, the scheduler does not answer, or it has no worker.
-    """
+    """Connect to a cluster, or start a local one, and wait for a worker. Raises InputError if Dask is missing, the scheduler
+    does not answer, or it has no worker."""
     configured, workers = settings.pipeline.dask_address, settings.pipeline.dask_workers
     check_scheduler(configured)
     import dask.config

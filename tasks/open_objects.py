@@ -1,7 +1,7 @@
-"""The open objects that the tasks of a training run share: rollout resources, trainer process, control file.
+"""The open objects that a training run's tasks share: rollout resources, trainer process, control file.
 
-The flow passes them to tasks as one object, which Prefect neither copies, stores nor visits (`quoted` in
-`tasks/train_policy.py`). The code that opened an object closes it.
+Passed to tasks as one object, which Prefect neither copies, stores nor visits (`quoted` in `tasks/train_policy.py`). Whoever
+opened an object closes it.
 """
 
 import asyncio
@@ -27,10 +27,8 @@ class OpenRun(RolloutResources):
     """Reads this machine's GPUs; None without GPUs."""
 
     async def serve(self, policy: PolicyVersion) -> None:
-        """Publish `policy` to the engine and retire versions beyond the staleness budget.
-
-        Requests in flight under a retired version are cancelled and sampled again under the newest, so a straggler keeps no slot.
-        """
+        """Publish `policy` to the engine and retire versions beyond the staleness budget. Requests in flight under a retired
+        version are cancelled and resampled under the newest, so a straggler keeps no slot."""
         with self.spans.span("publish"):
             await self.host.run(self.past.publish(policy))
             await self.host.run(self.past.retire(policy.version - self.max_policy_lag))

@@ -5,11 +5,10 @@
     1       those of step s + 1, by version s - 1    all its own start groups are played
     2..     those of steps up to s + depth           enough start groups are ready, from any steps
 
-With a depth of 0 or 1 nothing depends on measured time, so two CPU runs with the same seed are identical. To guarantee this with
-a depth of 1, rollouts played ahead are published only after the training step has selected its rows, and a new version is served
-only between the rollouts of two steps. A task that fails after its retries stops the run.
-
-A start-group number always means the same position. A published start group is never played again (`play.py`).
+With depth 0 or 1 nothing depends on measured time, so two CPU runs with the same seed are identical. With depth 1 this needs
+two rules: rollouts played ahead are published only after the training step has selected its rows, and a new version is served
+only between the rollouts of two steps. A task that fails after its retries stops the run. A start-group number always means
+the same position; a published one is never played again (`play.py`).
 """
 
 import asyncio
@@ -47,11 +46,8 @@ RANGES_AT_ONCE = 4
 
 
 def groups_per_task(settings: RunSettings) -> int:
-    """Start groups of a rollout task: those of a step divided by the number of rollout processes.
-
-    With a depth of 0 or 1 a task has all of them, so that batches are reproducible; else a quarter, because a step may start
-    before all its own start groups are played.
-    """
+    """Start groups of a rollout task: a step's, divided by the number of rollout processes. With depth 0 or 1 a task has all
+    of them, for reproducible batches; else a quarter, because a step may start before all its own groups are played."""
     pipeline = settings.pipeline
     processes = pipeline.dask_workers if pipeline.task_runner == "dask" else 1
     parts = processes * (1 if pipeline.buffer_depth <= 1 else RANGES_AT_ONCE)
@@ -59,10 +55,7 @@ def groups_per_task(settings: RunSettings) -> int:
 
 
 class RolloutQueue:
-    """Starts rollouts, collects them for each step, and publishes trained versions to the engines.
-
-    An async context manager around the steps.
-    """
+    """Starts rollouts, collects them for each step, and publishes trained versions. An async context manager around the steps."""
 
     def __init__(
         self,
@@ -74,12 +67,7 @@ class RolloutQueue:
         groups_per_task: int,
         step_done: int = 0,
     ) -> None:
-        """
-        Args:
-            play: plays and publishes a range of groups, except published ones; idempotent.
-            depth: steps to play ahead.
-            step_done: steps already trained.
-        """
+        """`play` plays and publishes a range of groups, except published ones; it is idempotent."""
         self._resources, self._play, self._depth, self._last_step = resources, play, depth, last_step
         self._groups_per_task = groups_per_task
         self._wanted = resources.rollouts.start_groups
@@ -100,11 +88,7 @@ class RolloutQueue:
     # -- what the flow calls, in this order ------------------------------------------------------------------------------
 
     async def take(self, step: int) -> StepRollouts:
-        """Wait until `step` can be trained.
-
-        Raises:
-            Exception: the error of a rollout task that failed after its retries.
-        """
+        """Wait until `step` can be trained; raises the error of a rollout task that failed after its retries."""
         asked = time.monotonic()
         self._begin_steps(step)
         missing = sum(self._in_flight[task].count for task in self._own(step) if not task.done())
@@ -123,11 +107,8 @@ class RolloutQueue:
         self._begin_steps(min(step + self._depth, self._last_step), while_training=step)
 
     async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """Publish a trained version to the engines; with a depth of 1, after the rollouts of the previous version.
-
-        Args:
-            at_once: return only when the engines serve it, even if rollouts in flight must finish first.
-        """
+        """Publish a trained version to the engines; with depth 1, after the rollouts of the previous version. With `at_once`
+        it returns only when the engines serve it, even if rollouts in flight must finish first."""
         if self._depth != 1:
             await self._publish(published, at_once=at_once or not self._depth)
             return
@@ -142,7 +123,6 @@ class RolloutQueue:
     # -- publishing: versions in order, each to all engines before the next; errors surface at the next wait --------------------
 
     async def _publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
-        """Publish a version. Returns when it is served (`at_once`), or immediately."""
         await self._published()
         self._publishing = asyncio.create_task(self._resources.serve(policy))
         if at_once:

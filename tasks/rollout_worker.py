@@ -1,8 +1,5 @@
-"""Rollouts in a worker process without a trainer, opened from a run's folder.
-
-The worker process has its own engine, or vLLM servers by URL. Before each range of groups it reads `control.json`, publishes the
-newest version to its engine and retires old ones. It writes only shards.
-"""
+"""Rollouts in a worker process without a trainer, opened from a run's folder, with its own engine or vLLM servers by URL.
+Before each range of groups it reads `control.json`, serves the newest version and retires old ones. It writes only shards."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -39,10 +36,7 @@ class RolloutWorker:
 
     @classmethod
     async def open(cls, root: Path, *, worker: str = "") -> Self:
-        """Open the run in this folder and serve its newest version.
-
-        Args:
-            worker: name of this process in the metadata of shards.
+        """Open the run and serve its newest version; `worker` names this process in shard metadata.
 
         Raises:
             InputError: there is no such run, another release trains it, or its model or state cache is not on this machine.
@@ -82,13 +76,8 @@ class RolloutWorker:
         return side
 
     async def follow(self) -> None:
-        """Read the control file and serve its version.
-
-        Raises:
-            InputError: the run has other settings now.
-            DataError: the control file or the adapter is damaged.
-            EngineError: the engine could not load the version.
-        """
+        """Read the control file and serve its version. Raises InputError if the run's settings changed, DataError if control
+        file or adapter is damaged, and EngineError if the engine cannot load the version."""
         await self.resources.host.run(self._follow())
 
     async def close(self) -> None:

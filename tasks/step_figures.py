@@ -66,7 +66,6 @@ class StepClock:
         return times
 
     async def _rollout_figures(self, rolled: StepRollouts, began: float, now: float) -> dict[str, float]:
-        """Metrics of the rollouts received for this step, and of the flow's engine if it sampled during the step."""
         after = await self._resources.host.run(self._resources.engine.stats())
         before, self._stats = self._stats, after
         figures = {"rollout/ready_share": rolled.ready_share}

@@ -1,7 +1,7 @@
 """The tasks of the training loop: roll out, compare trainer and engine, train a step.
 
-Before its first step a run refuses to train unless trainer and engine compute the same probabilities for rows of the version that
-both have loaded. Without a buffer, every later step measures the mismatch on its own rows; with a buffer, every
+Before its first step a run refuses to train unless trainer and engine compute the same probabilities for rows of the version
+that both have loaded. Without a buffer every later step measures the mismatch on its own rows; with one, every
 `COMPARE_EVERY`-th.
 """
 
@@ -68,11 +68,8 @@ async def roll_out_probe(resources: OpenRun, version: int) -> None:
 
 
 async def check_agreement(resources: OpenRun, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
-    """Compare trainer and engine before `step` if a comparison is due. Returns the mismatch as metrics, else nothing.
-
-    Raises:
-        TrainingError: they differ by more than the settings allow.
-    """
+    """Compare trainer and engine before `step` if due; returns the mismatch as metrics, or none. Raises TrainingError beyond
+    the limit of the settings."""
     begins = step == resources.resume_point.step_done + 1
     if not begins and not (settings.pipeline.buffer_depth and step % COMPARE_EVERY == 0):
         return {}
@@ -124,20 +121,14 @@ async def train_step(
 
 
 def quoted(value: T) -> T:
-    """Wrap `value` as an argument of a task. The task receives `value` itself.
-
-    Without this, Prefect visits every field of every dataclass in the argument, twice per task: 50 ms for the thousands of
-    positions in a run's resources.
-    """
+    """Wrap `value` as an argument of a task, which receives `value` itself. Otherwise Prefect visits every field of every
+    dataclass in it, twice per task: 50 ms for the thousands of positions in a run's resources."""
     return cast(T, quote(value))
 
 
 def forget_finished_tasks() -> None:
-    """Drop Prefect's records of finished tasks in this flow run; does nothing outside of one.
-
-    Prefect keeps the state of each task while the flow runs, to link tasks that take its result. Ours take no results, and a run
-    has thousands of tasks.
-    """
+    """Drop Prefect's records of finished tasks in this flow run, if any. Prefect keeps each task's state to link tasks that
+    take its result; ours take none, and a run has thousands of tasks."""
     context = FlowRunContext.get()
     if context is not None:
         context.run_results.clear()

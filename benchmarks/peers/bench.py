@@ -1,10 +1,9 @@
 """`peers`: CPU time of one GRPO step of TRL over that of ours, on the same rows of a real run; above 1, ours is faster.
 
-Both arms do a forward, backward, gradient clipping and optimiser step over all decisions of a step, in float32, with the same
-base model, adapter, learning rate, clipped loss and completion tokens. Ours computes the policy over the legal set, and shared
+Both arms do forward, backward, gradient clipping and optimiser step over all decisions of a step, in float32, with the same base
+model, adapter, learning rate, clipped loss and completion tokens. Ours computes the policy over the legal set, and shared
 prefixes once. TRL computes it over the whole vocabulary, row by row, without activation recomputation (its default), in the
-fastest of several batch sizes. TRL needs other library versions, so its arm is a process in a separate environment
-(`trl_program.py`), which is idle while ours is measured.
+fastest of several batch sizes. TRL runs in a separate environment (`trl_program.py`) and is idle while ours is measured.
 """
 
 import json
@@ -55,12 +54,8 @@ def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[in
 
 
 def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Path, *, rounds: int = 5) -> Outcome:
-    """The ratio, seconds of each arm, and the size of the step.
-
-    Raises:
-        InputError: `rounds` is below 1, or there is no such environment.
-        DataError: TRL's arm trained on other rows.
-    """
+    """The ratio, seconds of each arm, and the size of the step. Raises InputError if `rounds` is below 1 or there is no such
+    environment, and DataError if TRL's arm trained on other rows."""
     check_rounds(rounds)
     check_python(trl_python)
     batch, advantages = record_rows(settings, arguments)
@@ -103,7 +98,6 @@ def take_turns(arms: Mapping[str, Callable[[], float]], rounds: int) -> list[dic
 
 
 def check_python(trl_python: Path) -> None:
-    """Raises InputError if there is no such interpreter."""
     if not trl_python.is_file():
         raise InputError(f"there is no '{trl_python}' to run TRL: docs/performance.md says how to make its environment")
 
@@ -117,7 +111,6 @@ def start(python: Path, folder: str) -> "subprocess.Popen[str]":
 
 
 def ask(child: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The program's next answer. Raises EntenteError if it exited."""
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write("\n")

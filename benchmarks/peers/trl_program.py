@@ -1,9 +1,8 @@
 """TRL's arm of `entente bench peers`: `PYTHON trl_program.py FOLDER`, where FOLDER has `settings.json` and `rows.npz`.
 
-It runs in an environment with TRL, imports nothing of this project, and does GRPO steps on the rows. It answers each line of
-input with one line of JSON: the first with the size of the step, the others with the CPU time of a step. The loss is TRL's own
-(`GRPOTrainer.compute_loss`), over rows padded to the longest of their batch. The old log-probabilities are those of the model
-before the first step, as TRL records them during sampling.
+Imports nothing of this project. Answers each line of input with a line of JSON: first the size of the step, then the CPU time of
+one step each. The loss is TRL's (`GRPOTrainer.compute_loss`), over rows padded to the longest of their batch. The old
+log-probabilities are those of the model before the first step, as TRL records them during sampling.
 """
 
 import gc
@@ -23,7 +22,6 @@ import torch
 
 class Step:
     def __init__(self, inputs: Path, scratch: str) -> None:
-        """Make the trainer, read the rows, and choose the fastest batch size."""
         settings = json.loads((inputs / "settings.json").read_text())
         self._trainer = trainer_of(settings, scratch)
         self._model, self._clip = self._trainer.model, settings["max_gradient_norm"]
@@ -101,7 +99,6 @@ def no_reward(**_: Any) -> list[float]:
 
 
 def trainer_of(settings: dict[str, Any], folder: str) -> Any:
-    """TRL's GRPO trainer with our adapter, loss, clipping and optimiser."""
     # Only the environment of this program has these packages.
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from peft import LoraConfig

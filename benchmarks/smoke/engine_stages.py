@@ -1,7 +1,4 @@
-"""The stages of a smoke test that start the engine: rates, and the legal mask against a reference.
-
-Requests are prompts and legal tables of forks after one phase.
-"""
+"""Smoke test stages that start the engine: rates, and the legal mask against a reference. Requests are forks after one phase."""
 
 import asyncio
 import json
@@ -40,15 +37,12 @@ from storage.runs import MODEL_FOLDER
 
 RANK = 16
 BATCHES = {"cpu": (1, 8, 32, 128), "cuda": (1, 8, 32, 128, 256, 512)}
-"""Requests in flight of the measured rates, by device."""
 SCORED = 64
-"""Requests whose log-probabilities are compared with the reference."""
 TINY = TinyModelSettings(source_games=8, imitation_steps=30, imitation_positions=3)
 """The tiny model with seconds of imitation training: it need not play well."""
 _MOVED = 0.2
 """Norm of an adapter's contribution to a layer's output for an input of norm 1: enough to change the samples."""
 _FREED_WITHIN_S = 60.0
-"""Seconds to wait for the memory of a closed engine."""
 
 Sampled = Sequence[tuple[GenerationRequest, Generation]]
 
@@ -61,7 +55,6 @@ def model_folder(job: Job) -> Path:
 
 
 def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
-    """Policy version with random weights on all LoRA targets, seeded by its number."""
     folder, architecture, tensors = job.folder / "adapters" / f"{model.name}-{version}", read_architecture(model), {}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(version)
@@ -79,7 +72,6 @@ def random_policy(job: Job, model: Path, version: int) -> PolicyVersion:
 
 
 def engine_settings(job: Job) -> InferenceSettings:
-    """Settings of an engine that has the device to itself."""
     model, on_card = model_folder(job), job.device == "cuda"
     return InferenceSettings(
         model=str(model),
@@ -124,11 +116,7 @@ def renamed(requests: Sequence[GenerationRequest], label: str) -> list[Generatio
 
 
 async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
-    """Decisions per second with `in_flight` requests.
-
-    The first prompt token depends on `in_flight`, so that no prompt is in the prefix cache yet; prompts share prefixes with one
-    another as in a run.
-    """
+    """Decisions per second. The first prompt token depends on `in_flight`, so that no prompt is in the prefix cache yet."""
     first, some = in_flight.bit_length(), renamed(requests[: 8 + 4 * in_flight], label)
     fresh = [replace(request, prompt_ids=[first, *request.prompt_ids[1:]]) for request in some]
     began = time.perf_counter()
@@ -148,8 +136,7 @@ def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:
 
 
 def reference_logprobs(model: Any, request: GenerationRequest, generation: Generation) -> np.ndarray:
-    """Masked log-probabilities of a completion, float64 [completion tokens], from one forward in the model's dtype. Raises
-    DataError if the request's table does not allow the completion."""
+    """Masked log-probabilities of a completion, float64 [completion tokens], from one forward in the model's dtype."""
     tokens = generation.token_ids.tolist()
     legal_ids, offsets = request.table.legal_sets(tokens)
     with torch.no_grad():
@@ -176,13 +163,8 @@ def load_reference(job: Job, policy: PolicyVersion | None = None) -> Any:
 
 
 def check_sampled(job: Job, model: Any, sampled: Sampled) -> Mismatch:
-    """Compare completions and their log-probabilities with the reference, with the tolerances of a run.
-
-    Raises:
-        DataError: a table does not allow its completion.
-        StageFailed: a forced token does not have probability 1.
-        TrainingError: the log-probabilities differ too much.
-    """
+    """Compare completions and log-probabilities with the reference, with a run's tolerances. Raises DataError if a table does not
+    allow its completion, StageFailed if a forced token's probability is not 1, TrainingError for too large differences."""
     gaps, uncertain = [], 0
     for request, generation in sampled:
         branching = np.diff(request.table.legal_sets(generation.token_ids.tolist())[1]) > 1
@@ -199,7 +181,6 @@ def check_sampled(job: Job, model: Any, sampled: Sampled) -> Mismatch:
 
 
 def engine(job: Job) -> StagePass:
-    """Rates of the base model by requests in flight, and the time of an adapter swap."""
     model, batches = model_folder(job), BATCHES[job.device]
     requests = make_requests(model, 8 + 4 * batches[-1], "rate")
     began = time.perf_counter()

@@ -1,7 +1,4 @@
-"""The stages of a smoke test, their input, and their results as JSON files.
-
-This module has no heavy imports, because the command line loads it.
-"""
+"""The stages of a smoke test, their input, and their results as JSON files. No heavy imports: the command line loads it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,16 +18,13 @@ class Job:
     model: str
     """'tiny', or a folder or hub id."""
     folder: Path
-    """Folder of all output files."""
 
     @property
     def dtype(self) -> Literal["float32", "bfloat16"]:
-        """float32 on a CPU, else bfloat16."""
         return "float32" if self.device == "cpu" else "bfloat16"
 
     @property
     def runs(self) -> Path:
-        """Folder of the runs that the test trains, and of the tiny model."""
         return self.folder / "runs"
 
     def result(self, stage: str) -> Path:
@@ -81,13 +75,10 @@ class StageResult:
     stage: str
     passed: bool
     sentence: str
-    """The result, or the reason of the failure."""
     advice: str = ""
-    """The setting to try after a failure."""
     figures: Figures = field(default_factory=dict)
     seconds: float = 0.0
     log: str = ""
-    """Last lines of the log after a failure."""
 
 
 class StageFailed(EntenteError):
@@ -100,8 +91,6 @@ class StageFailed(EntenteError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagePass:
-    """Sentence and figures of a stage that passed."""
-
     sentence: str
     figures: Figures = field(default_factory=dict)
 

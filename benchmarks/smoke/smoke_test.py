@@ -27,7 +27,6 @@ from storage.files import durable_write
 from storage.json_files import write_json
 
 FOLDER = "_smoke"
-"""Folder below `runs_root`, with a subfolder for each card and model."""
 Child = Callable[..., Awaitable[ChildResult]]
 
 
@@ -48,8 +47,7 @@ def plan_job(device: Literal["auto", "cpu", "cuda"], model: str, runs_root: Path
 
 
 def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Child = run_child) -> dict[str, Any]:
-    """Run the stages, or `card` and those in `only`, and write results and settings to the job's folder. Returns the results as
-    JSON values. Raises InputError if `only` names an unknown stage."""
+    """Run the stages, or `card` and those in `only`; writes results and settings to the job's folder, and returns the results."""
     stages, facts = chosen_stages(only), environment()
     if card is not None:
         take_cards((card,))

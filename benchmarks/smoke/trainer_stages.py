@@ -1,5 +1,4 @@
-"""The stages of a smoke test with the trainer: the device, a training step, and a short run, which compares trainer and
-engine."""
+"""Smoke test stages of the trainer: the device, a training step, and a short run that compares trainer and engine."""
 
 import gc
 import json
@@ -33,7 +32,6 @@ from storage.runs import RunPaths
 
 CASES = {"cuda": Case(positions=16, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
 BUDGETS = {"cuda": (2048, 4096, 8192, 16_384), "cpu": (2048,)}
-"""Candidate values of training.token_budget."""
 STEPS = 3
 _LIMIT_S = 3000.0
 _SMALL = """
@@ -57,7 +55,6 @@ report = false
 
 
 def card(job: Job) -> StagePass:
-    """The device and its matrix multiplication rate."""
     if job.device == "cpu":
         memory, device, size = psutil.virtual_memory(), torch.device("cpu"), 512
         free, total, name = memory.available, memory.total, f"a CPU with {usable_cores()} cores"
@@ -83,10 +80,7 @@ def card(job: Job) -> StagePass:
 
 
 def training_step(job: Job) -> StagePass:
-    """Time and memory of a step by token budget, with recomputation if no budget fits without it.
-
-    The stage fails if packed and padded rows differ.
-    """
+    """Time and memory of a step by token budget; recomputes if none fits without. Fails if packed and padded rows differ."""
     figures, misfit = try_budgets(job, recompute=False)
     if not figures:
         figures, misfit = try_budgets(job, recompute=True)
@@ -132,7 +126,6 @@ def compare_with_padded(job: Job, policy: Policy, batch: Batch) -> None:
 
 
 def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
-    """A step on synthetic rows as a function of the token budget, its policy and its rows."""
     gc.collect()  # an earlier policy
     settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype)
     model = model_folder(job)
@@ -152,7 +145,6 @@ def measured(work: Any, device: torch.device) -> tuple[float, float]:
 
 
 def wall_s(work: Any, device: torch.device) -> float:
-    """Wall seconds of `work`, with synchronisation before and after."""
     wait = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     wait()
     began = time.perf_counter()

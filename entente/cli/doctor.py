@@ -1,7 +1,5 @@
-"""`entente doctor`: checks of the environment; each problem comes with a cure.
-
-The checks read package metadata, paths and counters. The only heavy import is Prefect, where PREFECT_API_URL names a server.
-"""
+"""`entente doctor`: environment checks; each problem comes with a fix. Reads package metadata, paths and counters. The only
+heavy import is Prefect, if PREFECT_API_URL names a server."""
 
 import os
 import platform
@@ -29,7 +27,6 @@ HOME = Path(__file__).resolve().parents[2]
 LOCKED = "install the locked versions: `make setup` in a clone"
 _COLOURS = {"problem": "bold red", "ok": "green"}
 _COLUMNS = 120
-"""Width of the table where there is no terminal."""
 _LEAST_DISK = 2**28
 
 
@@ -111,7 +108,6 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
 
 
 def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
-    """Check which engine a run with these settings would use and why, and whether the run fits this machine."""
     from entente.settings.find_model import check_room
     from entente.settings.layers import layered_settings
     from entente.telemetry.cards import unusable_cards, visible_cards

@@ -1,7 +1,7 @@
-"""Estimates of a command before it starts anything: work, tokens, time, memory and disk.
+"""Estimates of a command before it starts: work, tokens, time, memory and disk.
 
-A dry run makes the checks that need no server, engine or loaded model. It downloads and writes nothing, and imports neither
-Prefect nor vLLM. A plan is a tree of sections. In names, `bytes` is the unit, `_at_most` means a bound and `_about` an estimate.
+Downloads and writes nothing, and imports neither Prefect nor vLLM. In names, `bytes` is the unit, `_at_most` means a bound and
+`_about` an estimate.
 """
 
 import shutil
@@ -50,11 +50,7 @@ _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 
 
 def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
-    """The plan of a training run; with `resume`, of the remaining steps of an existing run.
-
-    Raises:
-        InputError: as the run itself would: wrong settings, a name that is taken, no such model, too little memory.
-    """
+    """Plan a training run, or with `resume` its remaining steps; raises InputError where the run itself would."""
     check_settings(settings)
     if not resume:
         check_prompts(settings)

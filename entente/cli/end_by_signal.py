@@ -1,11 +1,11 @@
-"""SIGINT and SIGTERM end a command at any moment: one sentence, exit code 130 or 143, in bounded time.
+"""SIGINT and SIGTERM end a command at any moment, in bounded time: one sentence, exit code 130 or 143.
 
-The first signal raises KeyboardInterrupt in the main thread, so that open resources are closed. A second signal, more than a
-second later, or closing that takes longer than `ENDS_WITHIN_S`, ends the process and its children at once: files survive a kill.
+The first signal raises KeyboardInterrupt in the main thread, which closes open resources. A second signal over a second later,
+or closing for longer than `ENDS_WITHIN_S`, kills the process and its children; files survive a kill.
 
-A thread counts the time and reads signals from the interpreter's wakeup pipe. So the limit also holds while the main thread is in
-a long call, or where a library swallowed the KeyboardInterrupt. A library that installs its own handler, as uvicorn does for
-`entente serve`, ends the process itself.
+A thread keeps the time and reads signals from the interpreter's wakeup pipe, so the limit holds even if the main thread is in
+a long call or a library swallowed the KeyboardInterrupt. Libraries with their own handler (uvicorn in `entente serve`) end the
+process themselves.
 """
 
 import atexit

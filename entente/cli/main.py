@@ -1,8 +1,7 @@
-"""Entry point of `entente`: runs a command, and turns an error into a sentence and an exit code.
+"""Entry point of `entente`: runs a command and turns an error into one sentence on stderr and an exit code.
 
-An expected failure is one sentence on standard error. The exit code is 2 where the user's input cannot be used, else 1. Only
-`--debug` shows a traceback. A signal ends a command with 130 or 143 (`entente/cli/end_by_signal.py`). If the reader of the output
-closes it, the command ends with 141 and writes nothing. Few modules are imported before signals are handled.
+The code is 2 for unusable user input, else 1; 130 or 143 after a signal (`entente/cli/end_by_signal.py`); 141, without output,
+if the reader closed the pipe. Only `--debug` shows a traceback. Few modules are imported before signals are handled.
 """
 
 import errno
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 _HELP_FLAGS = {"--help", "-h"}
 _PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
-"""Errors of a path that are the user's mistake; a full disk, for example, is not."""
+"""Path errors that are the user's mistake; a full disk, for example, is not."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -77,7 +76,6 @@ def _call(words: list[str], *, debug: bool) -> None:
 
 
 def _json_alone(words: list[str]) -> AbstractContextManager[None]:
-    """With --json, standard output has only the JSON, whatever the command and its libraries print."""
     if not {"--json", "--json=true"} & set(words):
         return nullcontext()
     from entente.cli.terminal import json_alone
@@ -118,7 +116,7 @@ def _outcome(error: BaseException) -> tuple[str, int]:
 
 
 def _output_is_closed() -> bool:
-    """True if the reader of standard output or error closed it; their buffers are then written to the null device."""
+    """True if the reader of stdout or stderr closed it; their buffers then go to the null device."""
     outputs = select.poll()
     for descriptor in (1, 2):
         outputs.register(descriptor, 0)

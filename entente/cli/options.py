@@ -42,12 +42,8 @@ def settings_from(
     init_from: str = "",
     dry_run: bool = False,
 ) -> RunSettings:
-    """The checked settings tree. Only flags on the command line override. A resumed run starts from its own settings.
-
-    Args:
-        init_from: RUN:STEP of the weights to start from; see `settings_from_step`.
-        dry_run: do not make a tiny model for `init_from`.
-    """
+    """The checked settings; only flags on the command line override. A resumed run starts from its own settings. `init_from`
+    is the RUN:STEP of the initial weights (see `settings_from_step`); `dry_run` makes no tiny model for it."""
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:
         settings = resumed_settings(config or (), overrides)
@@ -73,11 +69,8 @@ def _name_latest(asked: str, chosen: str, runs_root: Path) -> None:
 
 
 def which_runs(wanted: Iterable[str], runs_root: Path) -> list[str]:
-    """Names of runs without duplicates, in the order of `wanted`; those of a pattern sorted by name.
-
-    Args:
-        wanted: names, patterns such as 'sweep-*', or lists of them separated by commas.
-    """
+    """Names of runs without duplicates, in order; `wanted` has names, patterns such as 'sweep-*', and comma-separated lists.
+    The matches of a pattern are sorted by name."""
     there = sorted(paths.root.name for paths in runs_in(runs_root))
     chosen: dict[str, None] = {}
     for word in (word for words in wanted for word in words.split(",") if word):

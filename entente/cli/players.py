@@ -53,11 +53,7 @@ def with_run(who: str, run: str, runs_root: Path) -> str:
 
 
 def resolve_players(names: Iterable[str], run: str, runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    """Resolve names such as 'newest'. Returns name -> resolved name, and the players.
-
-    Args:
-        run: run of the versions that are named without one.
-    """
+    """Resolve names such as 'newest', in `run` unless they name one. Returns name -> resolved name, and the players."""
     from entente.evaluation.contestants import needs_run, resolve_contestants
 
     names = list(dict.fromkeys(names))

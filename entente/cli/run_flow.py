@@ -1,8 +1,5 @@
-"""Runs a flow with a Prefect server and progress on standard error, in its own thread: the main thread handles signals.
-
-If a flow runs in the main thread, Prefect installs its own handler of SIGTERM, which raises an exception inside any code, also
-inside the event loop. In another thread Prefect installs no handler.
-"""
+"""Runs a flow with a Prefect server and progress on stderr, in its own thread; the main thread handles signals. In the main
+thread Prefect would install a SIGTERM handler that raises inside any code, also inside the event loop."""
 
 import asyncio
 import contextvars
@@ -22,15 +19,11 @@ from entente.telemetry.progress import reporter
 T = TypeVar("T")
 LOOKS_EVERY_S = 5.0
 FULL_FOR_S = 60.0
-"""Seconds for which the disk of Prefect's database may be full before the flow ends, and again for the flow to end."""
+"""Seconds for which the disk of Prefect's database may be full before the flow ends, and the time limit for ending it."""
 
 
 def run_flow(flow: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a flow once Prefect's server answers, and return its result.
-
-    Raises:
-        DiskFullError: the disk of Prefect's database is full; the server itself reports no reason.
-    """
+    """Run a flow once Prefect's server answers; raises DiskFullError if the disk of Prefect's database is full."""
     with prefect_server(), show_progress():
         try:
             return run_in_thread(flow(), _RoomWatch().look)

@@ -1,7 +1,4 @@
-"""`entente settings`, and `--help` of the commands that take every setting of a run: the most used settings.
-
-cyclopts writes the help of all other commands.
-"""
+"""`entente settings`, and `--help` of commands that take every setting of a run (cyclopts writes the help of all others)."""
 
 import inspect
 import json as jsonlib
@@ -89,7 +86,6 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
 
 
 def _values_of(flag: str, words: Sequence[str]) -> Iterator[str]:
-    """The values of a flag in `words`: `--flag value` or `--flag=value`."""
     for word, after in pairwise([*words, ""]):
         if word == flag and after:
             yield after

@@ -16,7 +16,6 @@ from entente.telemetry.errors import InputError, TrainingError
 from flows.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
 
 _COLUMNS = 120
-"""Width of the table where there is no terminal."""
 
 
 def sweep(

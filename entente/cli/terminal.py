@@ -20,7 +20,6 @@ from rich.text import Text
 from entente.telemetry.progress import Reporter, install, shown
 
 _COLUMNS = 100
-"""Width of a plan's table where there is no terminal."""
 _LINE_EVERY_S = 60.0
 
 
@@ -71,12 +70,11 @@ def _finite(value: object) -> object:
 
 
 def cell(text: str, *, keep: str = "") -> Text:
-    """A table cell without markup and control characters. It is folded, never cut: it may be a name to copy."""
+    """A table cell without markup and control characters; folded, never cut, because it may be a name to copy."""
     return Text(shown(text, keep=keep), overflow="fold")
 
 
 def output_console(columns: int = 160) -> Console:
-    """A console on standard output; `columns` is its width where there is no terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(width=columns, highlight=False)
 
@@ -135,7 +133,6 @@ class BarReporter(Reporter):
         self._stages: dict[str, TaskID] = {}
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """See `Reporter.stage`; a finished stage leaves the screen."""
         if done >= total:
             if name in self._stages:
                 self._bars.remove_task(self._stages.pop(name))

@@ -82,7 +82,6 @@ def _root(summary: dict) -> str:
 
 
 def _scripted(summary: dict) -> list[str]:
-    """The gain of each scripted player, in centres a year; `teacher` is the player that the model imitated."""
     names = [name.removesuffix("_score") for name in summary if name.endswith("_score")]
     words = {"teacher": "imitated teacher"}
     return [

@@ -1,8 +1,7 @@
-"""`entente up` and `entente down`: a Prefect server, its key and work pool, the deployments of prefect.yaml with their limits and
-automations, and a worker, on one machine.
+"""`entente up` and `entente down`: Prefect server, its key, work pool, deployments of prefect.yaml, automations and worker.
 
-`entente up` reuses what exists and reports it. It records the processes that it starts in Prefect's home. `entente down` stops
-only these processes: process id and start time must both match the record.
+`entente up` reuses what exists. It records the processes that it starts in Prefect's home; `entente down` stops only these, if
+process id and start time both match.
 """
 
 import json
@@ -37,9 +36,7 @@ ENDS_WITHIN_S = 30.0
 _RECORD = "up.json"
 _API = "PREFECT_API_URL"
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
-"""Variable in which Prefect's worker gives a process the id of its flow run."""
 _FIRST = "train_policy"
-"""Flow whose deployment `entente up` suggests to run first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class Started:
     what: str
     pid: int
     started: str
-    """See `process_start`."""
 
     def process(self) -> psutil.Process | None:
         return find_process(self.pid, self.started)
@@ -237,7 +233,6 @@ def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descri
 
 
 def _end(process: psutil.Process) -> None:
-    """Stop a process and its children: SIGTERM, then SIGKILL after `ENDS_WITHIN_S`."""
     below = process.children(recursive=True)
     process.send_signal(signal.SIGTERM)
     _, left = psutil.wait_procs([process, *below], timeout=ENDS_WITHIN_S)

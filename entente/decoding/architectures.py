@@ -1,8 +1,6 @@
 """Supported model families, and the linear layers that an adapter may change (LoRA targets).
 
-Reads a model's config without torch. Trainer, engines and memory plans take names and shapes from here. Models of other families
-raise an InputError; docs/extending.md shows how to add a family.
-"""
+Reads a model's config without torch. Other families raise an InputError; docs/extending.md shows how to add one."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -15,18 +13,14 @@ from entente.telemetry.errors import InputError
 Layers = dict[str, tuple[int, int]]
 """Path of a linear layer, such as 'self_attn.q_proj' -> (out features, in features)."""
 _BLOCK = "model.layers"
-"""Path of the blocks in every family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """Sizes of a decoder of a known family."""
-
     family: str
     """`model_type` of the config, a key of `FAMILIES`."""
     layers: int
     hidden: int
-    """Width of the residual stream."""
     inner: int
     """Intermediate size of the feed-forward layers; in a mixture of experts, summed over the active experts of a token."""
     heads: int
@@ -40,14 +34,8 @@ class Architecture:
         return FAMILIES[self.family].experts
 
     def targets(self, wanted: Collection[str] = ()) -> tuple[str, ...]:
-        """Names of the linear layers that an adapter changes, such as 'q_proj', in the order of the block.
-
-        Args:
-            wanted: the setting `training.lora_targets`; empty: all that the family supports.
-
-        Raises:
-            InputError: the family does not support a name.
-        """
+        """Linear layers that an adapter changes, such as 'q_proj', in block order. `wanted`: `training.lora_targets`; empty: all.
+        Raises InputError if the family does not support a name."""
         family = FAMILIES[self.family]
         offered = tuple(path.rpartition(".")[2] for path in family.linear(self))
         unknown = [name for name in wanted if name not in offered]
@@ -60,7 +48,6 @@ class Architecture:
         return tuple(name for name in offered if not wanted or name in wanted)
 
     def linear_layers(self, wanted: Collection[str] = ()) -> Layers:
-        """The linear layers that an adapter on `targets(wanted)` changes, by full path."""
         names = self.targets(wanted)
         shapes = {path: shape for path, shape in FAMILIES[self.family].linear(self).items() if path.rpartition(".")[2] in names}
         return {f"{_BLOCK}.{block}.{path}": shape for block in range(self.layers) for path, shape in shapes.items()}
@@ -101,7 +88,6 @@ class Family:
     """Norms of a block over the residual stream; the memory plan counts their inputs."""
     head_norms: bool = False
     experts: bool = False
-    """Whether it is a mixture of experts."""
     withheld: str = ""
     """Why other linear layers are not supported, as part of a sentence."""
     tokenizer: str = ""
@@ -134,14 +120,8 @@ def read_architecture(folder: Path) -> Architecture:
 
 
 def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
-    """The architecture of a model with this config.
-
-    Args:
-        model: the model's name, for messages.
-
-    Raises:
-        InputError: the family is unknown, an option is not supported, or a size is missing.
-    """
+    """The architecture of a model with this config; `model` is for messages. Raises InputError if the family is unknown, an
+    option is not supported, or a size is missing."""
     name = config.get("model_type")
     family = FAMILIES.get(name) if isinstance(name, str) else None
     if not isinstance(name, str) or family is None:

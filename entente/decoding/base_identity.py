@@ -20,12 +20,10 @@ from entente.telemetry.machine import usable_cores
 _SETTLED_S = 2.0
 """A file that changed less than this ago may change again within one tick of its times, so its hash is not cached."""
 _MOST_REMEMBERED = 4096
-"""Cached files, the newest ones."""
 _TEXTS = ("config.json", "tokenizer.json")
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of the content of a file, 64 hex digits."""
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
@@ -40,8 +38,7 @@ def identity_of(hashes: dict[str, str]) -> str:
 
 
 def base_hashes(folder: Path, memory: Path | None = None) -> dict[str, str]:
-    """SHA-256 by file name, of config, tokenizer and weight files, and of the "chat template". `memory`: JSON file that caches
-    hashes between calls; None: hash every file."""
+    """SHA-256 by name, of config, tokenizer, weights and "chat template". `memory`: cache file; None: hash every file."""
     files = [*(folder / name for name in _TEXTS), *weight_files(folder)]
     hashes = {file.name: content for file, content in zip(files, _hashes(files, memory), strict=True)}
     if template := chat_template(folder):
@@ -78,7 +75,6 @@ def _mark(file: Path) -> str:
 
 
 def _remembered(memory: Path) -> dict[str, str]:
-    """The cached hashes; empty if the cache cannot be read."""
     try:
         known = json.loads(memory.read_bytes())
     except (OSError, ValueError):

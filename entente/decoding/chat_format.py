@@ -30,9 +30,7 @@ class ChatFormat:
     between: str
     after: str
     description: str
-    """For the user."""
     is_plain: bool = False
-    """True without a template."""
 
 
 PLAIN = ChatFormat(before="", between="\n", after="\n", description="none: prompts are plain text", is_plain=True)
@@ -110,10 +108,8 @@ def _user_alone(rules: str, turns: Messages, body: str) -> Messages:
 
 
 def _space_before_answer(render: Render, messages: Messages) -> str:
-    """White space between the generation prompt and the model's answer. Raises InputError if there is other text.
-
-    Some templates write no generation prompt, because the user message already ends with the marker of the model's turn.
-    """
+    """White space between generation prompt and answer; none if the user message ends with the marker of the model's turn. Raises
+    InputError if there is other text."""
     asked, answer = render(messages, True), "A PAR - BUR"
     if asked != render(messages, False):
         return ""
@@ -125,7 +121,6 @@ def _space_before_answer(render: Render, messages: Messages) -> str:
 
 
 def _renderer(template: str, values: Mapping[str, Any]) -> Render:
-    """Renders as transformers does; raises InputError if that fails."""
     from jinja2.exceptions import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 

@@ -1,8 +1,7 @@
 """Text to token ids and back.
 
-Each piece of text is encoded once, in the context of the text before it, because many tokenizers encode a word differently at the
-start of a text or after a space. Orders are encoded line by line, so each order has exactly one token sequence. This module does
-not interpret orders and does not know the parts of a prompt.
+Text is encoded in the context of the text before it, because many tokenizers encode a word differently at the start of a text or
+after a space. Orders are encoded line by line, so each order has exactly one token sequence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,15 +19,12 @@ _ANY_ORDER = "A PAR H"
 
 class Codec:
     folder: Path | None = None
-    """Folder of the model; None if there is none."""
     start_ids: tuple[int, ...] = ()
     """Ids that the tokenizer adds before a text: the beginning-of-sequence token, or empty."""
     special_tokens: Mapping[str, str] = MappingProxyType({})
-    """Text of each named special token, such as `bos_token`, which chat templates refer to."""
 
     def __init__(self, folder: Path) -> None:
-        """Load the tokenizer of the model in `folder`. Raises InputError if it cannot be read, or the line break after an order
-        is not a separate token."""
+        """Raises InputError if the tokenizer cannot be read, or the line break after an order is not a separate token."""
         self.folder = folder
         loaded = read_tokenizer(folder)
         self._tokenizer, self.special_tokens, self.start_ids = loaded.tokenizer, loaded.special_tokens, loaded.start_ids
@@ -66,7 +62,6 @@ class Codec:
         return whole[len(head) :] if whole[: len(head)] == head else None
 
     def single_token(self, text: str) -> int | None:
-        """The id of `text` if it is a single token of tokenizer and model, else None."""
         ids = self.encode(text)
         return ids[0] if len(ids) == 1 and ids[0] < self.vocabulary_size else None
 
@@ -83,14 +78,8 @@ class Codec:
         return ids
 
     def encode_orders(self, texts: Iterable[str]) -> None:
-        """Encode order lines for `encode_order`; one batch is faster than single calls.
-
-        The batch is encoded as the lines of one answer. The first line is encoded twice: after the cue and before a line break,
-        and after a line break and at the end of the answer.
-
-        Raises:
-            InputError: the encoding of an order depends on its place in the answer, is empty, or contains an end token.
-        """
+        """Encode order lines for `encode_order` in one batch, as the lines of one answer; the first is encoded after the cue and
+        after a line break. Raises InputError if an order's encoding depends on its place, is empty, or has an end token."""
         new = [text for text in dict.fromkeys(texts) if text not in self._orders]
         if not new:
             return

@@ -1,15 +1,14 @@
 """The legal-order automaton: the tokens allowed next, so that a completion encodes exactly one legal order set.
 
 A `LegalTable` is an acyclic automaton in CSR form: node -> allowed token ids, each with its next node. A path to the end encodes
-one order per site, in the order of the sites, within the budget of builds and disbands. Every legal order set has exactly one
-token path, no option is a proper prefix of another, and `longest` is the length of the longest path.
+one order per site, in site order, within the budget of builds and disbands. Every legal order set has exactly one token path, no
+option is a proper prefix of another, and `longest` is the length of the longest path.
 
 A table may start with a thought (`entente/decoding/thinking.py`). A completion is then in a *state*: a node, or, in its thought,
-the number of tokens left, as -1 - left. Node 0 of such a table has one token, the marker that ends the thought. Without a thought
-a state is always a node.
+the number of tokens left, as -1 - left. Node 0 of such a table has one token, the marker that ends the thought.
 
-A table consists of ints and is sent as bytes. Engines, rows and the trainer use the same table; `table_builder.py` builds it.
-This module imports only numpy, because vLLM's server imports it.
+A table is ints, sent as bytes; engines, rows and the trainer use the same one. Only numpy is imported: vLLM's server imports
+this.
 """
 
 from collections.abc import Sequence
@@ -31,8 +30,6 @@ _HEADERS = {_FORMAT: 4, _FORMAT_WITH_THOUGHT: 7}
 
 @dataclass(frozen=True, kw_only=True)
 class ThoughtRule:
-    """The tokens that a thought may contain; part of a legal table."""
-
     budget: int
     """Maximum tokens of the thought, 1 or more. A sampled end marker counts as one, a forced one does not."""
     end: int
@@ -42,7 +39,6 @@ class ThoughtRule:
 
     @cached_property
     def legal_set(self) -> np.ndarray:
-        """The legal set of every thought token; see `open_set`."""
         return open_set(self.excluded, self.end)
 
     def check(self, first: np.ndarray, last: np.ndarray, vocabulary_size: int | None) -> None:
@@ -80,17 +76,14 @@ class LegalTable:
     longest: int
     """Tokens of the longest completion, including the thought and the end mark."""
     thought: ThoughtRule | None = None
-    """The thought before the orders; None: no thought."""
     _bytes: bytes | None = field(default=None, repr=False, compare=False)
     """Cached `to_bytes`: forks send the same table many times."""
     _sound: bool = field(default=False, repr=False, compare=False)
     """True if the builder made the table or `from_bytes` checked it."""
     _forced: dict[int, tuple[list[int], int]] = field(default_factory=dict, repr=False, compare=False)
-    """Cached `forced` by node."""
 
     @property
     def is_sound(self) -> bool:
-        """True if the table is known to be complete and acyclic."""
         return self._sound
 
     @property
@@ -104,10 +97,8 @@ class LegalTable:
         return largest if self.thought is None else max(largest, self.thought.end - 1)
 
     def to_bytes(self) -> bytes:
-        """Little-endian int32: format, nodes, edges, longest, then the three arrays. Repeated calls return the same object.
-
-        With a thought the format number differs, and budget, end, number of excluded ids and these ids follow `longest`.
-        """
+        """Little-endian int32: format, nodes, edges, longest, then the three arrays; cached. With a thought the format number
+        differs, and budget, end, number of excluded ids and these ids follow `longest`."""
         data = self._bytes
         if data is None:
             rule = self.thought
@@ -121,14 +112,8 @@ class LegalTable:
 
     @classmethod
     def from_bytes(cls, data: bytes, vocabulary_size: int | None = None) -> "LegalTable":
-        """Read and check a table received as bytes.
-
-        Args:
-            vocabulary_size: token ids must be below this; None: not checked.
-
-        Raises:
-            DataError: it is not a complete, acyclic table over the vocabulary; the message names the violation.
-        """
+        """Read and check a table; token ids must be below `vocabulary_size` (None: not checked). Raises DataError if it is not a
+        complete, acyclic table over the vocabulary."""
         if len(data) < 16 or len(data) % 4:
             raise DataError(f"legal table of {len(data)} bytes is incomplete")
         values = np.frombuffer(data, "<i4")
@@ -168,8 +153,7 @@ class LegalTable:
         return self.token_ids[self.offsets[state] : self.offsets[state + 1]]
 
     def advance(self, state: int, token: int) -> int:
-        """State after `token` at `state`; END if the completion is complete. Raises DataError if the token is not legal at this
-        state."""
+        """State after `token` at `state`; END if complete. Raises DataError if the token is not legal there."""
         if state < END:
             return self._think(state, token)
         low, high = (0, 0) if state == END else (int(self.offsets[state]), int(self.offsets[state + 1]))
@@ -179,10 +163,7 @@ class LegalTable:
         return int(self.next_nodes[edge])
 
     def forced(self, state: int) -> tuple[list[int], int]:
-        """The tokens after `state` while exactly one is legal, and the state after them: a branching state, or END.
-
-        The list is cached and must not be changed.
-        """
+        """The tokens after `state` while exactly one is legal (cached, do not change), and the state after: branching, or END."""
         if state < END:
             return [], state
         known = self._forced.get(state)
@@ -210,8 +191,7 @@ class LegalTable:
         return state + 1 if state + 1 < END else 0
 
     def legal_sets(self, completion: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The legal sets of a completion's positions, as CSR: ids int32 [sum], offsets int32 [len(completion) + 1]. Raises
-        DataError if a token is not legal, or the completion is too long or too short."""
+        """Legal sets by position, as CSR: ids int32 [sum], offsets int32 [len + 1]. Raises DataError if not legal."""
         state, sets = self.start, []
         for position, token in enumerate(completion):
             if state == END:

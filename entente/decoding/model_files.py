@@ -1,7 +1,4 @@
-"""Locates and reads the files of a model: a local folder in the `save_pretrained` layout, or a hub id.
-
-This module does not load weights and does not import torch.
-"""
+"""Locates and reads the files of a model, without torch or weights: a local `save_pretrained` folder, or a hub id."""
 
 import os
 import shutil
@@ -21,7 +18,6 @@ RECIPE = "recipe.json"
 HUB_TIMEOUT_S = 10.0
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_EXTRAS = ["*/*", "consolidated*"]
-"""Copies of the model in other layouts."""
 _REQUIRED = ("config.json", "tokenizer.json")
 
 
@@ -46,8 +42,7 @@ def may_be_hub_id(name: str) -> bool:
 
 
 def downloaded(name: str) -> Path | None:
-    """Folder of an earlier, possibly partial, download of a hub id; None if there is none. Raises InputError if `name` cannot be
-    a hub id."""
+    """Folder of an earlier, maybe partial, download of a hub id, if any. Raises InputError if `name` cannot be a hub id."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -137,8 +132,7 @@ def vocabulary_rows(folder: Path) -> int | None:
 
 
 def chat_template(folder: Path) -> str | None:
-    """The model's chat template, the default one of several; None if it has none. Raises InputError if the file cannot be read,
-    or none of several templates is the default."""
+    """The default chat template; None: the model has none. Raises InputError if unreadable, or none of several is the default."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_text(file, at_most=LARGEST_RESULT, what="model's file")
@@ -161,11 +155,8 @@ def max_position(folder: Path) -> int:
 
 
 def longest_position(config: Mapping[str, Any]) -> int:
-    """Longest sequence, in tokens, up to which logits do not depend on other sequences of the batch.
-
-    With longrope a batch switches to other rotary frequencies if one of its sequences exceeds the original context length.
-    Dynamic NTK does the same beyond `max_position_embeddings`.
-    """
+    """Longest sequence, in tokens, up to which logits do not depend on the rest of the batch: longrope switches rotary
+    frequencies if one sequence exceeds the original context length, dynamic NTK beyond `max_position_embeddings`."""
     longest = int(config.get("max_position_embeddings", 32768))
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     for layers in [rope, *(own for own in rope.values() if isinstance(own, dict))]:  # one for all layers, or one for each kind
@@ -181,8 +172,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def recipe_prompts(folder: Path) -> PromptSettings | None:
-    """The prompt settings that the model was trained with; None if it has no recipe, or one without them. Raises InputError if
-    the recipe cannot be read."""
+    """Prompt settings of the model's recipe; None without them. Raises InputError if the recipe cannot be read."""
     prompts = _read_json(folder / RECIPE).get("prompts") if (folder / RECIPE).is_file() else None
     if prompts is None:
         return None

@@ -1,9 +1,8 @@
 """Open sets: legal sets with all ids of the vocabulary except a few, stored as a few integers.
 
-A legal set usually lists its ids. A thought token may be any id except those that end a completion, a list of 100,000 ids. The
-open set is `-1 - excluded`, `end`, and any further excluded ids. It contains every id from 0 to `end` - 1 except the excluded
-ones. Ids are never negative, so a negative first integer marks an open set, and a row has as many thought tokens as its sets have
-negative integers.
+A thought token may be any id except those that end a completion, a list of 100,000 ids. The open set is `-1 - excluded`, `end`,
+and any further excluded ids: every id from 0 to `end` - 1 except the excluded ones. Ids are never negative, so a negative first
+integer marks an open set, and a row has as many thought tokens as its sets have negative integers.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Builds the arrays of a legal table from the token sequences of its options, without a loop over tokens.
 
-The options of a root are sorted, so each adds only the tokens after the prefix that it shares with the previous one: the sorted
-options are the root's trie in depth-first order.
+Sorted options of a root are its trie in depth-first order: each adds only the tokens after its prefix shared with the previous.
 """
 
 from collections.abc import Sequence
@@ -109,7 +108,6 @@ def assemble(
 
 
 def _longest(lengths: np.ndarray, root: np.ndarray, target: np.ndarray, starts: np.ndarray) -> int:
-    """Tokens of the longest path from the first root; `starts`: first option of each root."""
     if (np.where(root == root[-1], END, root + 1) == target).all():  # each root leads to the next one alone
         return int(np.maximum.reduceat(lengths, starts).sum())
     longest = np.zeros(len(starts) + 1, np.int64)  # the last entry belongs to END

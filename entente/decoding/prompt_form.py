@@ -1,9 +1,8 @@
 """Prompts of one model as token ids: rules, board and power, within the model's chat format, and the cue.
 
-A prompt consists of three pieces, from most to least shared: the part common to all prompts, the part common to the powers or
-forks of a position, and the rest. Each piece is encoded once, and the concatenated ids equal those of the whole text. Where a
-tokenizer merges letters across a boundary, the boundary moves back to the nearest place where this holds; `Seam` has the cost.
-The constructor checks this on sample prompts. This module does not sample or read answers.
+A prompt has three pieces, from most to least shared: common to all prompts, common to the powers or forks of a position, and the
+rest. Each piece is encoded once, and the concatenated ids equal those of the whole text. Where a tokenizer merges letters across
+a boundary, the boundary moves back to the nearest place where this holds (`Seam`). The constructor checks this on sample prompts.
 """
 
 import random
@@ -21,7 +20,6 @@ from entente.game.scripted import player
 from entente.telemetry.errors import InputError
 
 _SAMPLES_OF_A_KIND = 4
-"""Sample positions for each kind of orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +27,10 @@ class PromptSample:
     board: str
     power: str
     lines: tuple[str, ...]
-    """An answer, line by line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """The boundary between two pieces of a prompt."""
-
     moved: int
     """Characters from the ideal boundary back to the seam."""
     context: int | None
@@ -45,8 +40,6 @@ class Seam:
 
 
 class PromptForm:
-    """Encodes prompts from the texts of `entente.game.prompts` without their cue."""
-
     def __init__(self, codec: Codec, settings: PromptSettings, cue: str = ANSWER_CUE) -> None:
         """Raises InputError if the chat template cannot be used, or the tokenizer cannot encode prompts or orders."""
         self._codec, self._rules = codec, _stripped(rules_text(settings))
@@ -76,11 +69,8 @@ class PromptForm:
         self._check(samples)
 
     def pieces(self, board: str, power: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Ids of the pieces of a prompt: common to all prompts, common to a position, and the rest.
-
-        `board` and `power` are `board_text`, and `power_text` with an empty cue. Raises InputError if the tokenizer merges
-        letters across a seam in this prompt, but in none of the samples.
-        """
+        """Ids of the pieces of a prompt: common to all, common to a position, the rest. `board` and `power` are `board_text`, and
+        `power_text` without cue. Raises InputError if the tokenizer merges letters across a seam, but in no sample."""
         shared, third = _cut(self._second_begin + board, self.after_board.moved)
         before = self._first_text
         second = self._encode_after(_last(before, self.after_rules.context), shared)
@@ -100,8 +90,7 @@ class PromptForm:
         return self._head + board + self._rest(power)
 
     def _check(self, samples: Sequence[PromptSample]) -> None:
-        """Check on sample prompts and answers that separately encoded pieces and orders have the ids of the whole text. Raises
-        InputError if they have not, or an id is outside the model's vocabulary."""
+        """Raise InputError if separately encoded pieces or orders differ from the whole text, or an id is out of range."""
         codec = self._codec
         for sample in samples:
             ids, text = self.ids(sample.board, sample.power), self.text(sample.board, sample.power)
@@ -147,10 +136,8 @@ def sample_prompts(settings: PromptSettings) -> tuple[PromptSample, ...]:
 
 
 def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> Seam:
-    """The last seam at or before the ideal boundary that holds in all `cuts`, with the shortest sufficient context.
-
-    `cuts`: text before and after the ideal boundary, for each sample; `farthest`: maximum characters to move back.
-    """
+    """The last seam at or before the ideal boundary that holds in all `cuts` (text before and after it, per sample), with the
+    shortest sufficient context; moves back at most `farthest` characters."""
     wholes = [codec.encode(before + after) for before, after in cuts]
     for moved in range(farthest + 1):
         moved_cuts = [(first, begin + after) for before, after in cuts for first, begin in [_cut(before, moved)]]

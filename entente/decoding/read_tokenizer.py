@@ -23,8 +23,6 @@ _ANY_TEXT = "A PAR H"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTokenizer:
-    """A tokenizer, with the special tokens of its config files."""
-
     tokenizer: Tokenizer
     special_tokens: Mapping[str, str]
     """Text of each named special token, such as `bos_token`, which chat templates refer to."""
@@ -65,7 +63,6 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
 
 
 def _class_name(model_type: str, named: str) -> str:
-    """The class that `AutoTokenizer` chooses if the files name the class `named`."""
     family = FAMILIES.get(model_type)
     if family is not None and (family.same_tokenizer or not named):
         return family.tokenizer

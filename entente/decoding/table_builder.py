@@ -17,10 +17,7 @@ _Options = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class TableBuilder:
-    """Builds tables for one codec, with an LRU cache by legal orders."""
-
     def __init__(self, codec: Codec, memo: int = 1024, thinking: Thinking | None = None) -> None:
-        """`thinking`: the thought before the orders; None: no thought."""
         self._codec = codec
         self._thinking = thinking
         self.table = lru_cache(maxsize=memo)(self._build)
@@ -31,8 +28,7 @@ class TableBuilder:
             (self._end_of_thought,) = self._lines.add([(thinking.marker, *thinking.closing)])
 
     def spell(self, orders: Sequence[str], legal: LegalOrders) -> list[int]:
-        """Token ids of an order set, given in the order of its sites (builds, then waives). Raises InputError if an order is not
-        legal."""
+        """Token ids of orders given in site order (builds, then waives). Raises InputError if one is not legal."""
         allowed = {WAIVE} if legal.kind is OrderKind.BUILD else set[str]()
         if illegal := set(orders) - allowed.union(*legal.options):
             raise InputError(f"{legal.power} cannot order {min(illegal)!r}: it is not legal in this {legal.kind} phase")
@@ -47,8 +43,7 @@ class TableBuilder:
         return ids
 
     def read(self, completion: Sequence[int], legal: LegalOrders) -> list[str]:
-        """Orders of a complete completion, including waives, without its thought. Raises DataError if the thought does not end,
-        or a line is not a legal order."""
+        """Orders of a completion, with waives, without its thought. Raises DataError if it is not a legal order set."""
         by_site = [{self._codec.encode_order(order): order for order in options} for options in legal.options]
         if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND):  # a line may belong to any site, and names it
             waive = {self._codec.encode_order(WAIVE): WAIVE}
@@ -66,10 +61,7 @@ class TableBuilder:
         return orders
 
     def order_logprobs(self, completion: Sequence[int], logprobs: Sequence[float]) -> list[float]:
-        """Log-probability of each order in a complete completion, given the orders before it; nats.
-
-        The sum over its tokens and its end mark: the values add up to that of the completion without its thought.
-        """
+        """Log-probability of each order given those before it, nats: the sum over its tokens and end mark; no thought."""
         first = 0 if self._thinking is None else len(completion) - len(self._thinking.split(completion)[1])
         ends = np.isin(completion[first:], (self._codec.separator_id, self._codec.eos_id))
         of_orders = np.asarray(logprobs, np.float64)[first:]
@@ -115,10 +107,8 @@ class TableBuilder:
         return np.array(rows), roots, np.where(roots == last, END, roots + 1)
 
     def _choice_of_sites(self, legal: LegalOrders) -> _Options:
-        """Options per state (orders so far, first open site) of a build or disband.
-
-        Sites are chosen in ascending order, so each order set has one path.
-        """
+        """Options per state (orders so far, first open site) of a build or disband. Sites are chosen in ascending order, so each
+        order set has one path."""
         picks, sites, may_waive = legal.picks, len(legal.sites), legal.kind == OrderKind.BUILD
         states = {(0, 0)}
         for ordered in range(1, picks):

@@ -1,12 +1,10 @@
 """Thinking before ordering: optional free text at the start of a completion, and the tokens that end it.
 
-A completion with a thought consists of thought tokens, the end marker, the closing and the orders:
-
     [thought: at most `budget` tokens][marker][closing][orders]
 
-A thought token is any id of the vocabulary except the model's end tokens. The model may sample the marker at any position of the
-thought. After `budget` tokens without it, the marker is forced. The closing is forced. In a row the thought tokens come first;
-they are the positions with an open legal set. This module does not interpret the thought's text.
+A thought token is any id except the model's end tokens. The model may sample the marker at any position of the thought; after
+`budget` tokens it is forced. The closing is forced. In a row the thought tokens come first; they are the positions with an open
+legal set.
 """
 
 from collections.abc import Sequence
@@ -23,15 +21,11 @@ from entente.telemetry.errors import DataError, InputError
 Ints = Sequence[int] | np.ndarray
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-"""Opening and end markers of models that were trained to think."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thinking:
-    """How one model thinks: the texts and tokens around a thought, and its rule."""
-
     cue: str
-    """Last text of the prompt; the thought follows it."""
     marker: int
     """Token id that ends the thought."""
     closing: tuple[int, ...]
@@ -39,12 +33,10 @@ class Thinking:
     rule: ThoughtRule
 
     def enclose(self, thought: Sequence[int], orders: Sequence[int]) -> list[int]:
-        """Token ids of the completion with these `thought` tokens, without their marker, and these `orders`."""
         return [*thought, self.marker, *self.closing, *orders]
 
     def split(self, completion: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The thought tokens of a completion, without their marker, and the tokens of its orders. Raises DataError if the
-        completion has no end marker, or another text than the closing after it."""
+        """Thought tokens without marker, and order tokens. Raises DataError without an end marker and the closing after it."""
         ids = [int(token) for token in completion]
         if self.marker not in ids[: self.rule.budget + 1]:
             raise DataError(f"completion of {len(ids)} tokens has no end of its thought")
@@ -56,13 +48,8 @@ class Thinking:
 
 
 def thinking_of(codec: Codec, budget: int) -> Thinking | None:
-    """How the model of `codec` thinks with at most `budget` tokens; None if that is 0.
-
-    Uses the tokenizer's thinking tokens if it has them; otherwise the thought is one line.
-
-    Raises:
-        InputError: the end of a thought is not a separate token.
-    """
+    """How the model thinks: its tokenizer's thinking tokens, or else one line; None if `budget` is 0. Raises InputError if the
+    end of a thought is not a separate token."""
     if not budget:
         return None
     for opening, marker in _TAGS:
@@ -72,10 +59,8 @@ def thinking_of(codec: Codec, budget: int) -> Thinking | None:
 
 
 def turn_head(after: str, cue: str) -> str:
-    """The text between board and completion: `after`, which the chat format puts there, and the cue.
-
-    Some templates always open a thought. Then a cue that opens one is left out, and any other cue follows the closed thought.
-    """
+    """The text between board and completion: the chat format's `after`, and the cue. If the template opens a thought, a cue that
+    opens one is left out, and any other follows the closed thought."""
     for opening, marker in _TAGS:
         head = after.removesuffix("\n")
         if head.endswith(opening):
@@ -127,7 +112,6 @@ def thought_length(legal_ids: Ints, legal_offsets: Ints) -> int:
 def thought_of(
     completion: Sequence[int], logprobs: Sequence[float], legal_ids: Ints, legal_offsets: Ints, codec: Codec | None
 ) -> Thought | None:
-    """The thought of a completion, from the columns of its row; None if it has none."""
     tokens = thought_length(legal_ids, legal_offsets)
     if tokens == 0:
         return None

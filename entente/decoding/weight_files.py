@@ -16,7 +16,6 @@ from entente.telemetry.read_file import LARGEST_RESULT, read_json_object
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""Supported dtypes of a safetensors header -> their names in torch."""
 _QUANTISED = ("quantization_config", "compression_config")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that older quantisation tools write instead."""
@@ -28,7 +27,6 @@ _MAX_HEADER_BYTES = 100_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     format: str
-    """Dtype, such as 'BF16'."""
     shape: tuple[int, ...]
 
     @property
@@ -37,8 +35,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files with the model's weights, sorted by name. Raises InputError if there are none, a shard is missing, or the folder has
-    both a single file and shards."""
+    """Weight files, sorted by name. Raises InputError for none, a missing shard, or a single file beside shards."""
     whole, index = folder / WEIGHTS, folder / INDEX
     if not index.is_file():
         if not whole.is_file():
@@ -67,8 +64,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor by name, from the file headers; checks that file sizes match. Raises as `weight_files`, and InputError if a
-    file is truncated or damaged."""
+    """Every tensor by name, from the file headers. Raises as `weight_files`, and InputError if a file is truncated or damaged."""
     return {name: tensor for file in weight_files(folder) for name, tensor in _header(file).items()}
 
 
@@ -90,8 +86,7 @@ def _header(file: Path) -> dict[str, StoredTensor]:
 
 
 def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that trainer and engines support the dtypes of the weights. Raises InputError if the model is quantised, or a weight
-    has an unsupported dtype; or see `stored_tensors`."""
+    """Raise InputError if the model is quantised or a weight has an unsupported dtype; or see `stored_tensors`."""
     check_not_quantised(str(folder), config)
     if file := next((name for name in _QUANTISED_FILES if (folder / name).is_file()), ""):
         check_not_quantised(str(folder), {_QUANTISED[0]: {"quant_method": f"by {file}"}})
@@ -103,7 +98,6 @@ def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_not_quantised(model: str, config: Mapping[str, Any]) -> None:
-    """Raises InputError if the config is that of a quantised model."""
     quantised = next((config[name] for name in _QUANTISED if config.get(name)), None)
     if quantised is not None:
         method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None

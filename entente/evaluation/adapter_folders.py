@@ -29,8 +29,6 @@ class _Training(BaseModel):
 
 
 class _Recipe(BaseModel):
-    """The optional entries of an adapter's recipe, apart from its prompts."""
-
     files: dict[str, str] = {}
     base: _Base = _Base()
     training: _Training = _Training()
@@ -38,12 +36,9 @@ class _Recipe(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFolder:
-    """An adapter and its base model, both checked against the recipe."""
-
     policy: PolicyVersion
     base: Path
     identity: str
-    """`base_identity` of the base."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -51,10 +46,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
-    """The adapter in `folder` and its base, which is downloaded if it is a hub id.
-
-    Args:
-        runs_root: folder of the cache with the hashes of the base's files.
+    """The adapter in `folder` and its base, which is downloaded if it is a hub id. `runs_root` has the cache of base hashes.
 
     Raises:
         InputError: the base is missing, is not the one that the adapter was trained on, or no recipe has prompt settings.
@@ -79,13 +71,11 @@ def open_adapter(folder: Path, runs_root: Path) -> AdapterFolder:
 
 
 def adapter_prompts(folder: Path, base: Path) -> PromptSettings | None:
-    """Prompt settings of the adapter's recipe, else of its base's; None if neither has them."""
     return recipe_prompts(folder) or recipe_prompts(base)
 
 
 def check_weights(policy: PolicyVersion, base: Path) -> None:
-    """Check that the torch engine, which samples for players without a run, can serve the adapter. Loads torch, and logs a line
-    if the adapter changes nothing. Raises DataError if rank, layers, shapes or values do not fit."""
+    """Check with torch that the torch engine can serve the adapter; logs if it changes nothing. Raises DataError if not."""
     from entente.inference.adapter_check import check_adapter
     from entente.inference.torch_engine import MAX_RANK
 

@@ -45,7 +45,6 @@ class Contestant:
     weights_hash: str = ""
     """Hash of the model's weights, or the identity of an adapter's base; empty for everything else."""
     searches: bool = False
-    """True if its name ends with '+search'."""
 
     @property
     def policy(self) -> PolicyVersion:
@@ -77,8 +76,7 @@ def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
 
 
 def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
-    """The players with these names; a version without a run name belongs to `run`. Raises InputError if a name is unknown, a
-    version does not exist, or a player is named twice."""
+    """The players with these names; without a run name a version is of `run`. Raises InputError for unknown or repeated names."""
     contestants = [resolve_contestant(name, run, runs_root) for name in names]
     for index, player in enumerate(contestants):
         if player.name in [earlier.name for earlier in contestants[:index]]:
@@ -87,8 +85,7 @@ def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list
 
 
 def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
-    """The player with this name; see `resolve_contestants`. Raises InputError if the name is unknown, or the version does not
-    exist."""
+    """The player with this name. Raises InputError if the name is unknown, or the version does not exist."""
     if name.endswith(SEARCHES):
         if (plain := name.removesuffix(SEARCHES)).endswith(SEARCHES):
             raise InputError(f"player '{name}' searches twice: leave out one '{SEARCHES}'")
@@ -147,8 +144,7 @@ def _model(name: str, runs_root: Path) -> Contestant:
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
-    """The number of a version of the run: 'base', 'newest', 'v20', a number, or -1 for the newest. Raises InputError if the run
-    does not have it."""
+    """The version's number: 'base', 'newest', 'v20', a number, or -1 for the newest. Raises InputError if the run lacks it."""
     versions = [BASE_VERSION, *published_versions(paths)]
     if wanted in ("newest", -1):
         return versions[-1]

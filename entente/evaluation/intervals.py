@@ -1,11 +1,9 @@
 """Confidence intervals from clustered values, and the number of games needed to show a difference.
 
 Values of one cluster are not independent: forks of one start, the seven rotations of one seating, positions of one source game.
-The bootstrap therefore resamples whole clusters (Cameron, Gelbach & Miller 2008). If all values of a proportion are 0, or all are
-1, the interval is Wilson's over the clusters (Wilson 1927). With few clusters the interval is widened to Student's t.
-
-Every interval in the project comes from `estimate` (tested). Below FEWEST_CLUSTERS it returns none, because the interval would
-not have its nominal coverage.
+The bootstrap resamples whole clusters (Cameron, Gelbach & Miller 2008). If all values of a proportion are equal, the interval is
+Wilson's over the clusters (Wilson 1927). With few clusters it is widened to Student's t; below FEWEST_CLUSTERS there is none,
+because it would not have its nominal coverage. Every interval in the project comes from `estimate` (tested).
 """
 
 import math
@@ -25,13 +23,10 @@ FEWEST_CLUSTERS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean with its 95 % interval."""
-
     mean: float
     low: float | None
     """Lower end; None with fewer than FEWEST_CLUSTERS clusters."""
     high: float | None
-    """Upper end; None if `low` is None."""
     clusters: int = 0
     """0 if unknown."""
 
@@ -99,10 +94,8 @@ def estimate(
 
 
 def _expanded_tail(clusters: int) -> float:
-    """Tail probability that makes a percentile interval as wide as Student's (Hesterberg 2015, section 4.2).
-
-    Phi(-sqrt(n / (n - 1)) t) with t Student's 97.5 % quantile at n - 1 degrees of freedom; tends to 0.025 for large n.
-    """
+    """Tail probability that makes a percentile interval as wide as Student's (Hesterberg 2015, section 4.2): Phi(-sqrt(n / (n -
+    1)) t), t Student's 97.5 % quantile at n - 1 degrees of freedom; tends to 0.025 for large n."""
     freedom = clusters - 1
     return NormalDist().cdf(-math.sqrt(clusters / freedom) * _student(freedom))
 
@@ -135,10 +128,8 @@ def cluster_means(values: Sequence[float] | np.ndarray, clusters: Sequence[str])
 
 
 def clusters_to_show(differences: Sequence[float]) -> int | None:
-    """Clusters needed to distinguish a paired difference of this mean and spread from 0.
-
-    n = (z s / mean)^2. None if the mean is 0 or there are fewer than FEWEST_CLUSTERS differences.
-    """
+    """Clusters needed to distinguish a paired difference of this mean and spread from 0: n = (z s / mean)^2. None if the mean is
+    0 or there are fewer than FEWEST_CLUSTERS differences."""
     array = np.asarray(differences, float)
     mean = float(array.mean())
     if not mean or len(array) < FEWEST_CLUSTERS:

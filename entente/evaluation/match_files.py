@@ -35,7 +35,6 @@ class MatchRecord:
     cpu_seconds_a_game: float = 0.0
     """Over the games that the writing process played, including the start of worker processes; 0 if it played none."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Machine and package versions of the writing process (`entente.telemetry.machine.environment`)."""
 
 
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
@@ -91,7 +90,6 @@ def read_matches(folder: Path) -> list[MatchRecord]:
 
 
 def read_match(file: Path) -> MatchRecord:
-    """Raises DataError if the file is damaged or not a match."""
     try:
         return _RECORD.validate_json(file.read_bytes())
     except ValidationError as error:

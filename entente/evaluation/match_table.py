@@ -1,7 +1,4 @@
-"""The table of a match: means with intervals, and paired differences.
-
-A measure is a number for one seat at the end of one game. "Win" is `PowerScores.win_share`: most centres, ties share the win.
-"""
+"""The table of a match: means with intervals, and paired differences. A measure is a number for one seat at a game's end."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -40,7 +37,6 @@ class PlayerResult:
     seats: int
     measures: dict[str, Estimate]
     years: Estimate
-    """Years that its games lasted."""
     by_year: tuple[Estimate, ...]
     """Centres at the end of each year; a finished game keeps its last value."""
 
@@ -69,7 +65,6 @@ class MatchTable:
     """The first player against every other one."""
     rejected: int
     answers: dict[str, AnswerCounts] = field(default_factory=dict)
-    """Endpoint -> its answers in all games; empty if none played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +99,12 @@ def _answers(results: Sequence[GameResult]) -> dict[str, AnswerCounts]:
 
 
 def cluster_noun(settings: MatchSettings, *, pairs: bool = False) -> str:
-    """The plural noun for clusters of the players' figures, or with `pairs` of the difference between two players."""
     if settings.start == "held-out":
         return "source games"
     return "rounds" if pairs and not settings.opponents else "games"
 
 
 def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
-    """A sentence for each pair of players: whether their difference is significant."""
     sentences = [part_of_protocol(match)] if part_of_protocol(match) else []
     sentences += [f"{name}: {counts.sentence}" for name, counts in table.answers.items()]
     for pair in table.pairs:

@@ -1,14 +1,13 @@
 """Matches between policy versions and scripted players; each player plays all seven powers in turn.
 
-A round is one start played seven times, with the seats rotated by one power each time, so every player plays every power
-equally often. There are two seatings:
+A round is one start played seven times, with the seats rotated by one power each time. There are two seatings:
 
     against six   one player in one seat and the same opponents in the other six; all players of the match play the same rounds
     one table     the players share the seven seats; the player with the extra seats changes from round to round
 
 The plan depends on the settings alone, so an interrupted match continues with the missing games. Compared players get the same
-starts, powers, seeds and opponents' random numbers; each game has its own. The seats of one game form one cluster, and so do all
-games from held-out positions of one source game.
+starts, powers, seeds and opponents' random numbers. The seats of one game form one cluster, and so do all games from held-out
+positions of one source game.
 """
 
 import asyncio
@@ -27,13 +26,11 @@ from entente.telemetry.progress import GameProgress
 
 GAMES_PER_ROUND = len(POWERS)
 DEFAULT_GAMES = 70
-"""Used for `games` 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GamePlan:
     key: str
-    """Unique within the match."""
     cluster: str
     """Games of one cluster are not independent."""
     pair: str
@@ -70,7 +67,6 @@ class GameResult:
 
 
 OnGame = Callable[[GameResult], None]
-"""Called with each finished game."""
 
 
 def rounds_for(games: int) -> int:
@@ -78,8 +74,7 @@ def rounds_for(games: int) -> int:
 
 
 def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot] = ()) -> list[GamePlan]:
-    """The games of `rounds` rounds, first round first. Raises InputError if games start from held-out positions, and none has a
-    movement phase."""
+    """The games of `rounds` rounds, in order. Raises InputError if no held-out position to start from is a movement phase."""
     starts = _starts(settings, held_out)
     return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
 
@@ -132,11 +127,8 @@ async def play_match(
     on_game: OnGame | None = None,
     progress: GameProgress | None = None,
 ) -> list[GameResult]:
-    """Play the games, `settings.at_once` at a time; results in the order of the plans.
-
-    Raises:
-        EngineError: a game failed. There is no partial result, because part of a round would be biased.
-    """
+    """Play the games, `settings.at_once` at a time; results in plan order. Raises EngineError if a game failed: there is no
+    partial result, because part of a round would be biased."""
     slots = asyncio.Semaphore(settings.at_once)
 
     async def play(plan: GamePlan) -> GameResult:
@@ -154,7 +146,6 @@ async def play_match(
 async def play_game(
     plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress | None = None
 ) -> GameResult:
-    """Play one game to a solo, or for `settings.years` game years."""
     board = Board.start() if plan.start is None else Board.restore(plan.start)
     dice_name = f"match/{settings.seed}/{plan.pair}"
     by_year: dict[str, tuple[int, ...]] = {}

@@ -1,8 +1,7 @@
 """Two scores compared position by position.
 
-Scores with equal settings share positions, powers, opponents and seeds, so the difference of two players is computed fork by
-fork. This removes the variance of the positions. The bootstrap resamples whole source games, as for a score
-(`entente.evaluation.intervals`).
+With equal settings scores share positions, powers, opponents and seeds, so differences are computed fork by fork, without the
+variance of positions. The bootstrap resamples whole source games (`entente.evaluation.intervals`).
 """
 
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from entente.evaluation.settings import SCORE_SEED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreDifference:
-    """The second player's gain minus the first's, from the same starts."""
-
     difference: Estimate
     """Centres."""
     forks: int

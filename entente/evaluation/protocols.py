@@ -1,8 +1,6 @@
-"""Protocols: named match settings, so that results of different people are comparable.
+"""Protocols: named match settings (`protocols.toml`), so that results of different people are comparable.
 
-They are data (`protocols.toml`). A protocol fixes seats, start, years, measure and the number of games. The user chooses the
-players and their play settings.
-"""
+A protocol fixes seats, start, years, measure and number of games. The user chooses players and their play settings."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,6 @@ class Protocol(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     about: str
-    """Description, for the help."""
     ours: Literal["one", "six", "table"]
     """Seats of the players that the user names."""
     against: str = ""
@@ -48,29 +45,20 @@ def protocols() -> Mapping[str, Protocol]:
 
 
 def find_protocol(name: str) -> Protocol:
-    """Raises InputError if there is no such protocol."""
     if name not in protocols():
         raise InputError(f"there is no protocol '{name}': the protocols are {', '.join(protocols())}")
     return protocols()[name]
 
 
 def usual_protocol(players: Sequence[str], opponents: Sequence[str], asked: Mapping[str, Any]) -> str:
-    """The default protocol: 'whole-game' if the folder of a model plays and the user set nothing else; otherwise empty. See
-    `protocol_match` for the arguments."""
+    """'whole-game' if a model folder plays and the user set nothing else, else empty. See `protocol_match` for the arguments."""
     a_folder = any("/" in name and not is_endpoint(name) for name in players)
     return "whole-game" if a_folder and not opponents and not set(asked) - _FREE else ""
 
 
 def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the protocol's match between `players`.
-
-    Args:
-        opponents: the user's `--opponents`; empty: none.
-        asked: match settings that the user set in addition to the protocol.
-
-    Raises:
-        InputError: there is no such protocol, it needs other players, or the user set something that it fixes.
-    """
+    """The settings of the protocol's match. `opponents`: the user's `--opponents`, or empty; `asked`: match settings that the
+    user set too. Raises InputError for an unknown protocol, other players than it needs, or a setting that it fixes."""
     protocol = find_protocol(name)
     if taken := [f"--{each.replace('_', '-')}" for each in asked if each not in _FREE] + ["--opponents"] * bool(opponents):
         raise InputError(f"protocol '{name}' fixes what {', '.join(taken)} would set: leave out one of the two")

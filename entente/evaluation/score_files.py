@@ -20,14 +20,11 @@ from storage.runs import RunPaths
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRecord:
-    """One player's score against one kind of opponent."""
-
     label: str
     """Name in the run's summary: "base" or "trained_vs_mover"; or "track/v000010" for a version measured during training."""
     player: str
     """"policy", or a scripted player."""
     opponents: str
-    """Scripted player of the other powers."""
     policy_version: int
     """0 for the base and for scripted players."""
     settings: EvaluationSettings
@@ -68,7 +65,6 @@ def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
 class TrackPoint:
     version: int
     opponents: str
-    """Scripted player that it was measured against."""
     score: Estimate
     """Mean centres gained on held-out positions."""
 

@@ -30,8 +30,6 @@ _OPENINGS_KEPT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """The policy's first decision from a held-out position, with its probability."""
-
     snapshot: Snapshot
     power: str
     orders: tuple[str, ...]
@@ -39,7 +37,6 @@ class Opening:
     probabilities: tuple[float, ...]
     """Probability of each order, given the thought and the orders before it."""
     thought: Thought | None = None
-    """None if the policy does not think before it orders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +48,6 @@ class Gain:
     """Source game of the position: the cluster."""
     power: str
     centres: float
-    """Centres at the end minus centres at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +55,14 @@ class Score:
     mean: float
     """Mean centres gained per power over the horizon."""
     low: float | None
-    """Lower end of the 95 % interval; None if the positions come from too few source games."""
     high: float | None
-    """Upper end; None if `low` is None."""
     forks: int
     positions: int
     source_games: int
-    """Source games of the positions: the clusters of the interval."""
     orders_rejected: int
-    """Orders that the board rejected; more than 0 is a bug."""
     openings: tuple[Opening, ...] = ()
     """The policy's first decisions from the first few positions; empty for a scripted player."""
     gains: tuple[Gain, ...] = ()
-    """One for each fork; used to compare scores position by position."""
 
     @property
     def estimate(self) -> Estimate:
@@ -96,11 +87,10 @@ async def measure_strength(
     Args:
         player: POLICY, whose openings the score keeps, or another name.
         decider: None: `player` is a scripted player.
-        temperature: sampling temperature of the policy.
 
     Raises:
         InputError: there are fewer held-out positions than `settings.positions`.
-        EngineError: a fork failed. There is no partial score, because scores on fewer positions are not comparable.
+        EngineError: a fork failed; scores on fewer positions are not comparable.
     """
     if len(positions) < settings.positions:
         raise InputError(

@@ -1,9 +1,8 @@
 """Counterfactual orders: pairs of forks from a recorded position, and the difference with its 95 % interval.
 
-Both forks of a pair start in the same phase, one with the recorded orders, one with other orders of one or more powers. All else
-is equal: the other powers' orders in that phase, the players that continue, and their seeds, which depend on pair, phase and
-power. So equal orders have a difference of exactly 0. The interval resamples pairs: it covers the randomness of the continuation,
-not other positions or players.
+Both forks of a pair start in the same phase, one with the recorded orders, one with other orders of one or more powers. The other
+powers' orders, the players and their seeds (from pair, phase and power) are equal, so equal orders differ by exactly 0. The
+interval resamples pairs: it covers the randomness of the continuation, not other positions or players.
 """
 
 import asyncio
@@ -26,16 +25,12 @@ from entente.telemetry.progress import GameProgress
 _AT_ONCE = 32
 """Concurrent pairs; they share the batches of an engine."""
 _MAX_LISTED = 6
-"""Legal orders listed in an error message."""
 
 OrderSets = Mapping[str, tuple[str, ...]]
-"""Complete order sets by power."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPosition:
-    """A position of a game, with the orders that were played."""
-
     game: str
     """The game in words, as 'game 12/3 of run mine'."""
     board: Board
@@ -46,8 +41,6 @@ class RecordedPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """How both forks of a pair continue after the phase."""
-
     forks: int = 64
     years: int = 2
     """Counts of centres from the phase to the end."""
@@ -55,19 +48,14 @@ class Continuation:
     """Players of all seats; each seat gets a random one of several, the same in both forks."""
     seed: int = 0
     temperature: float = 1.0
-    """Sampling temperature of policy versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The final scores of two forks with the same seeds."""
-
     number: int
     """From 0; part of the seeds."""
     played: PowerScores
-    """After the recorded orders."""
     changed: PowerScores
-    """After the other orders."""
 
     def difference(self, power: str) -> int:
         """Centres at the end with the other orders, minus those with the recorded orders."""
@@ -79,7 +67,6 @@ class Pair:
 class WhatIf:
     position: RecordedPosition
     power: str
-    """Whose centres count."""
     how: Continuation
     pairs: tuple[Pair, ...] = field(repr=False)
 
@@ -92,7 +79,6 @@ class WhatIf:
         return self._estimate([pair.difference(power) for pair in self.pairs])
 
     def centres(self, power: str) -> tuple[Estimate, Estimate]:
-        """Centres at the end: with the recorded orders, and with the others."""
         seat = POWERS.index(power)
         played = self._estimate([pair.played.centres[seat] for pair in self.pairs])
         return played, self._estimate([pair.changed.centres[seat] for pair in self.pairs])
@@ -141,7 +127,6 @@ def asked_power(position: RecordedPosition, power: str, changed: OrderSets | Non
 async def orders_of_player(
     position: RecordedPosition, power: str, name: str, how: Continuation, decider: Decider | None
 ) -> list[OrderSets]:
-    """The orders of player `name` for `power` in each pair; scripted players have no `decider`."""
     legal = position.board.legal_orders()[power]
 
     async def choose(number: int) -> OrderSets:
@@ -171,16 +156,8 @@ async def play_pairs(
     deciders: Mapping[str, Decider] | None = None,
     progress: GameProgress | None = None,
 ) -> WhatIf:
-    """Play all pairs.
-
-    Args:
-        changed: the other order sets of each pair.
-        deciders: deciders of the players in `how.players` that are not scripted, by name.
-
-    Raises:
-        DataError: the recorded orders are not legal.
-        EngineError: a decision failed.
-    """
+    """Play all pairs; `changed`: the other order sets of each pair; `deciders`: of non-scripted players, by name. Raises
+    DataError if the recorded orders are not legal, EngineError if a decision failed."""
     wrapped = {name: _SeededByPhase(decider) for name, decider in (deciders or {}).items() if name in how.players}
     starts, places = _Starts(position.board), asyncio.Semaphore(_AT_ONCE)
 

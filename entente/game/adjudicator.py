@@ -1,8 +1,7 @@
 """The fast path: a game that copies itself field by field, freezes to text and restores from it.
 
 Only this module and `entente/game/rules.py` use private names of `diplomacy`. Legal orders equal those of the unchanged engine,
-and results those of `PlainGame` (compared in tests over random games). A copy or a restore takes about 0.1 ms. A game does not
-grow with its history.
+and results those of `PlainGame` (tested). A copy or a restore takes about 0.1 ms. A game does not grow with its history.
 
 Do not use `copy.deepcopy` or `pickle` on a Game: a deep copy loses the orders of the first phase, and a pickle of another map
 corrupts the process.
@@ -59,10 +58,8 @@ class Adjudicator(RuledGame):
         return movement_orders(_map_tables(), units, self._convoys()[2])
 
     def take_orders(self, power: str, orders: list[str]) -> int:
-        """Set the legal orders of `power`; returns the number that the engine refused.
-
-        In a movement phase this stores orders unparsed: checking one would cost more than listing it did.
-        """
+        """Set the legal orders of `power`; returns the number that the engine refused. In a movement phase they are stored
+        unparsed: checking one would cost more than listing it did."""
         if self.phase_type != "M":
             refused = len(self.error)
             self.set_orders(power, orders, expand=False)
@@ -77,10 +74,8 @@ class Adjudicator(RuledGame):
         return 0
 
     def adjudicate(self) -> dict[str, tuple[str, ...]]:
-        """Play the phase with the orders set so far; returns result marks per unit, empty for an order that succeeded.
-
-        `Game.process` without histories and without its phase record, which costs a third of the call.
-        """
+        """Play the phase; returns result marks per unit, empty for an order that succeeded. `Game.process` without histories and
+        without its phase record, which costs a third of the call."""
         self.error = []
         self._resolve()
         history: Any = self.result_history
@@ -169,10 +164,7 @@ def marks_by_unit(results: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def freeze(game: Game) -> str:
-    """Canonical text of the position at the start of a phase.
-
-    Lists keep the engine's order of arrival, so one board reached by different moves may have different texts.
-    """
+    """Canonical text of the position at a phase's start. Lists keep arrival order, so one board may have several texts."""
     position = {
         "map": game.map.name,
         "rules": game.rules,
@@ -201,11 +193,7 @@ def freeze(game: Game) -> str:
 
 
 def thaw(position: dict[str, Any]) -> Adjudicator:
-    """A game that continues from a frozen position. It takes ownership of `position`.
-
-    Raises:
-        ValueError: it is on another map, or has other powers.
-    """
+    """A game that continues from `position`, which it owns. Raises ValueError for another map or other powers."""
     check_map(position)
     game = new_game(tuple(position["rules"]))
     game.phase = position["phase"]
@@ -228,7 +216,6 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
 
 
 def check_map(position: Mapping[str, Any]) -> None:
-    """Raise a ValueError if a frozen position is on another map."""
     if position["map"] != MAP:
         raise ValueError(f"the map is {position['map']!r}, not {MAP!r}")
 

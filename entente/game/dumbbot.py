@@ -71,7 +71,6 @@ class _View:
         return self._here[province(location)] if worth is None else worth
 
     def choices(self, unit: str) -> list[_Choice]:
-        """Places where the unit may be after this phase, best first. A new list."""
         choices = self._choices.get(unit)
         if choices is None:
             places = [(self.worth(kind, location), order, where) for order, kind, location, where in _places_of(unit)]
@@ -92,12 +91,9 @@ def _places_of(unit: str) -> tuple[tuple[str, str, str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """What depends on the map alone, as arrays."""
-
     places: tuple[_Place, ...]
     provinces: tuple[str, ...]
     number: dict[str, int]
-    """Index of each province in `provinces`."""
     province_of: np.ndarray
     """int [places]: index of the place's province."""
     near: dict[_Place, np.ndarray]
@@ -130,10 +126,7 @@ def _tables() -> _Tables:
 
 @lru_cache(maxsize=3)
 def _blur(season: str) -> np.ndarray:
-    """The matrix [places, places] from values before spreading to values after it.
-
-    Spreading is linear, so all rounds and weights form one matrix, computed once per season.
-    """
+    """The matrix [places, places] of all rounds of spreading, which is linear; values before it to values after."""
     reach, places = geography().reach, _tables().places
     number = {place: index for index, place in enumerate(places)}
     step = np.eye(len(number))
@@ -189,7 +182,6 @@ class _Position:
 
 
 def _most_of_others(counts: np.ndarray) -> np.ndarray:
-    """For each power's row of `counts` [powers, n] the largest value of the other rows."""
     second, most = np.sort(counts, axis=0)[-2:]
     return np.where(counts == most, second, most)
 

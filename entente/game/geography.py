@@ -1,8 +1,6 @@
 """Map tables: adjacency per unit type, supply centres, and the names of places.
 
-Built once per process from the engine's map. All seven-power maps share the tables (tested). Importing this module does not load
-the engine.
-"""
+Built once per process from the engine's map; all seven-power maps share them (tested). Importing does not load the engine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ class Geography:
     provinces: dict[tuple[str, str], frozenset[str]]
     """Per place, the provinces of the locations in `reach`."""
     centres: frozenset[str]
-    """Provinces with a supply centre."""
     names: dict[str, str]
     """Province per name in capitals, with single spaces: long names, the engine's other spellings, and the province itself."""
 

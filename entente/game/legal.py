@@ -23,10 +23,7 @@ class OrderKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegalOrders:
-    """All legal orders of one power in one phase, and the size of an order set."""
-
     power: str
-    """Name in capitals, for example "FRANCE"."""
     kind: OrderKind
     """Movement and retreat take one order for every site; build and disband take orders for some of the sites."""
     sites: tuple[str, ...]
@@ -69,10 +66,8 @@ class LegalOrders:
         return all(any(order in options for options in open_sites) for order in listed)
 
     def completed(self, orders: Sequence[str]) -> tuple[str, ...] | None:
-        """The whole order set in canonical form, with what the rules add: holds, disbands of dislodged units, waived builds.
-
-        The first order for a site counts; illegal orders are ignored. None if `orders` names too few disbands.
-        """
+        """The canonical order set with what the rules add: holds, disbands of dislodged units, waived builds. The first order for
+        a site counts; illegal ones are ignored. None if `orders` names too few disbands."""
         by_site = [next((order for order in orders if order in options), None) for options in self.options]
         if self.kind is OrderKind.MOVEMENT:
             return tuple(order or f"{unit} H" for order, unit in zip(by_site, self.sites, strict=True))
@@ -85,11 +80,8 @@ class LegalOrders:
 
 
 def canonical_options(orders: Iterable[str]) -> tuple[str, ...]:
-    """The legal orders of one site, sorted, without WAIVE and without second spellings of one order.
-
-    The engine lists both "A MAR S F MAO - SPA/NC" and "A MAR S F MAO - SPA". They support the same move, whichever coast it
-    takes. Two spellings would split the policy's probability of one order, so the shorter one is kept.
-    """
+    """Legal orders of one site, sorted, without WAIVE. Of two spellings of one order ("A MAR S F MAO - SPA/NC" and "... - SPA")
+    the shorter stays: two would split the policy's probability."""
     listed = set(orders)
     listed.discard(WAIVE)
     # Few orders end with a coast, so this is checked first.

@@ -26,7 +26,6 @@ class Convoys:
         return bool(self._paths)
 
     def routes_from(self, start: str) -> Routes:
-        """Empty if no fleets can convoy an army from `start`."""
         routes = self._routes.get(start)
         if routes is None:
             ends = self._paths.get(start, {})

@@ -38,7 +38,6 @@ def resolve(owners: Mapping[str, str], orders: Mapping[str, str], reach: Reach, 
         owners: unit -> its power.
         orders: unit -> its order without the unit: "H", "- BUR", "- BEL VIA", "S A PAR", "S A PAR - BUR" or "C A LON - BEL".
             A unit without an order holds.
-        reach: where a unit can go by land, or a fleet by sea.
         routes: the convoys that the present fleets at sea allow.
     """
     battle = _Battle(owners, orders, reach, routes)

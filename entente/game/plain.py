@@ -22,7 +22,6 @@ class PackageGame(Game):
         return len(self.error) - refused
 
     def adjudicate(self) -> dict[str, tuple[str, ...]]:
-        """Play the phase; returns result marks per unit, as `Adjudicator.adjudicate` does."""
         self.error = []  # the engine prints what is left here; the board has counted it
         return marks_by_unit(self.process().results)
 
@@ -42,7 +41,6 @@ def new_plain_game(kind: type[_Kind], rules: list[str] | None = None) -> _Kind:
 
 
 def thaw_plain(position: dict[str, Any], kind: type[_Kind]) -> _Kind:
-    """A game that continues from a frozen position; raises a ValueError if it is on another map or has other powers."""
     check_map(position)
     game = new_plain_game(kind, position["rules"])
     frozen = {power["name"]: power for power in position["powers"]}

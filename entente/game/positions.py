@@ -1,9 +1,8 @@
 """Builds boards from foreign positions: a state of the `diplomacy` package, or units, retreats and centres by power.
 
-Other programs write more than a position needs, and the package itself lists retreats that the rules forbid. The reader drops
-unknown fields, empty entries, and retreats to provinces that are occupied, contested or out of reach. It refuses contradictions,
-such as two units in one province. It reads names in any case and drops the coasts of armies. The rest of the game's state is as
-at its start, without last orders. This module reads no prompts and no files.
+The reader drops unknown fields, empty entries, and retreats to provinces that are occupied, contested or out of reach (the
+package lists forbidden ones). It refuses contradictions, such as two units in one province. Names may have any case, and coasts
+of armies are dropped. The rest of the game's state is as at its start, without last orders.
 """
 
 import json
@@ -45,7 +44,6 @@ _YEARS = range(1901, 2001)
 _LONG = {"S": "SPRING", "F": "FALL", "W": "WINTER", "M": "MOVEMENT", "R": "RETREATS", "A": "ADJUSTMENTS"}
 
 _KEPT = 64
-"""Boards kept, each some ten KB."""
 _ByPower = Mapping[str, Sequence[str]]
 
 
@@ -116,7 +114,6 @@ def _by_power(state: Mapping[str, Any], part: str) -> list[tuple[str, Any]]:
 
 
 def _texts(part: str, power: str, listed: Any) -> list[str]:
-    """The texts of a list, each once, in capitals; an army bears no coast."""
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
         raise InputError(f"'{part}' of {power} in the state must be a list of texts" + " for each unit" * (part == "retreats"))
     plain = [" ".join(text.upper().split()) for text in listed]
@@ -141,9 +138,7 @@ def _reach(unit: str) -> Sequence[str]:
 
 
 def board_of(phase: str, units: _ByPower, retreats: Mapping[str, Mapping[str, Sequence[str]]], centres: _ByPower) -> Board:
-    """The board with these parts; a power that a part leaves out has none of it.
-
-    A cache keeps the latest boards, because callers ask for one power of a position after another. Callers must not step them.
+    """The board with these parts; a power that a part leaves out has none of it. Cached, so callers must not step it.
 
     Args:
         phase: short name, such as "S1901M".
@@ -167,7 +162,6 @@ _Texts = tuple[str, ...]
 def _board(
     phase: str, units: tuple[_Texts, ...], retreats: tuple[tuple[tuple[str, _Texts], ...], ...], centres: tuple[_Texts, ...]
 ) -> Board:
-    """See `board_of`; all parts are per power of POWERS."""
     named = _PHASE.fullmatch(phase)
     if phase == OVER:
         raise InputError("the game is over: no power has orders to give")

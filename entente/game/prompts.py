@@ -3,13 +3,11 @@
 The rules are the same for every prompt. What the board text shares depends on `PromptSettings.own_line`:
 
     in_place   the board names all powers in alphabetical order, so it is the same for all powers of a position
-    last       the board names the other six from the farthest to the nearest, and the power that orders is in the last segment,
-               so forks of a start group share what their orders have not changed yet
+    last       the board names the other six from the farthest to the nearest, and the ordering power in the last segment, so
+        forks of a start group share what their orders have not changed yet
 
-With `PromptSettings.last_orders` each power's orders of the last movement phase are on the line after its own.
-The last segment always depends on the power. The engine's prefix cache and the trainer's prefix packing depend on this order.
-Words are separated by single spaces and every segment ends with a line break, so segments can be tokenised separately. This
-module does not tokenise.
+The engine's prefix cache and the trainer's prefix packing depend on this order. Words are separated by single spaces and every
+segment ends with a line break, so segments can be tokenised separately.
 """
 
 import random
@@ -77,8 +75,7 @@ _FARTHEST_FIRST: Mapping[str, tuple[str, ...]] = {
     "RUSSIA": ("ITALY", "FRANCE", "ENGLAND", "TURKEY", "AUSTRIA", "GERMANY"),
     "TURKEY": ("ENGLAND", "FRANCE", "GERMANY", "ITALY", "AUSTRIA", "RUSSIA"),
 }
-"""The other powers by mean steps between home centres. Orders of a power change the lines of its neighbours first, so these come
-last, and forks share more."""
+"""The other powers by mean steps between home centres: a power's orders first change its neighbours' lines, which come last."""
 _TEACHER = "dumbbot"
 """Player of the worked examples: its orders are sensible, and include supports."""
 _KINDS = (OrderKind.MOVEMENT, OrderKind.BUILD, OrderKind.MOVEMENT, OrderKind.RETREAT, OrderKind.MOVEMENT, OrderKind.DISBAND)
@@ -102,12 +99,8 @@ def rules_text(settings: PromptSettings = DEFAULT_PROMPTS) -> str:
 
 
 def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """The second segment: the phase, one line per power, centres without an owner, dislodged units.
-
-    Args:
-        power: the power that orders. If its own line is in place, the text is the same for all powers of a position. Otherwise
-            its units and centres are left out, because the last segment names them.
-    """
+    """The second segment: the phase, one line per power, centres without an owner, dislodged units. With the own line in place it
+    is the same for all powers; otherwise the last segment names the units and centres of `power`."""
     units, centres, dislodged = board.units(), board.centres(), board.dislodged()
     last = board.last_orders if settings.last_orders else {}
     lines, is_in_place = [board.long_phase], settings.own_line == "in_place"
@@ -123,13 +116,10 @@ def board_text(board: "Board", power: str, settings: PromptSettings = DEFAULT_PR
 
 def power_text(legal: LegalOrders, board: "Board", settings: PromptSettings = DEFAULT_PROMPTS, cue: str = ANSWER_CUE) -> str:
     """The last segment: the power, the kind of orders, the number of builds or disbands, the sites in order, the last orders and
-    the legal orders if the settings ask for them, and the cue.
+    the legal orders if the settings ask for them, and the cue (empty where something else follows the power).
 
-    If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites
-    themselves. A retreat always names the locations open to each unit, because the board text does not show them.
-
-    Args:
-        cue: the text after which the model answers; empty where something else comes between the power and the cue.
+    If the own line is last, the power's centres come before the kind of orders, and its units if they are not the sites. A
+    retreat always names the locations open to each unit, because the board text does not show them.
     """
     count = [str(legal.picks)] if legal.kind in (OrderKind.BUILD, OrderKind.DISBAND) else []
     head = _line(*_own_line(legal, board, settings), legal.kind.upper(), *count)
@@ -168,14 +158,8 @@ def _every_order(legal: LegalOrders) -> list[str]:
 
 @lru_cache(maxsize=8)
 def worked_examples(settings: PromptSettings) -> tuple[tuple[str, str], ...]:
-    """Decisions of a scripted game with their answers, which show an instruct model what an answer looks like.
-
-    They stand before the board of every prompt and are the same in all, so an engine and the trainer compute them once. Each
-    shows the last segment of a prompt alone; boards would make them several times as long.
-
-    Returns:
-        `settings.examples` pairs: what is asked, without board and cue, and the answer after its cue.
-    """
+    """`settings.examples` pairs (question without board and cue, answer after its cue) of a scripted game, for instruct models.
+    All prompts share them, so engine and trainer compute them once; boards would make them several times as long."""
     from entente.game.board import Board  # imported here because it loads the engine
     from entente.game.scripted import player
 

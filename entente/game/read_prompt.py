@@ -1,8 +1,7 @@
 """Parses a prompt of `entente.game.prompts`: the power that it asks for orders, and a board with its position.
 
-The reader recognises every form of `PromptSettings` by the prompt's words. It skips the text before the phase, such as the rules,
-and what follows from the board, such as legal orders. A retreat prompt lists the retreats of one power only; the dislodged units
-of the others can only disband on this board.
+Recognises every form of `PromptSettings`, and skips the text before the phase and what follows from the board, such as legal
+orders. A retreat prompt lists the retreats of one power only; the others' dislodged units can only disband on this board.
 """
 
 import re
@@ -22,7 +21,6 @@ _SITE = re.compile(rf"([AF] {_PLACE})(?: R\b((?: (?:{'|'.join((*POWERS, FREE))}|
 _CUES = (ANSWER_CUE.strip(), THOUGHT_CUE.strip())
 _KINDS = {kind.upper() for kind in OrderKind}
 _QUOTED = 60
-"""Characters of a line in a message."""
 
 
 @dataclass(slots=True)

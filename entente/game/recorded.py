@@ -43,15 +43,13 @@ class RecordedTurn:
 def replay_recorded(
     saved: Any, where: str, ignore: Callable[[str], None] | None = None
 ) -> Iterator[tuple[Board, dict[str, tuple[str, ...]]]]:
-    """The phases of a recorded game that were played.
+    """The phases of a recorded game that were played: boards, and canonical orders by power. A power whose disbands the rules
+    chose is missing.
 
     Args:
         saved: the JSON object that `diplomacy.utils.export.to_saved_game_format` makes.
         where: name of the game in messages.
         ignore: called with a sentence for each illegal order, which the reader skips; None: it refuses such a game.
-
-    Yields:
-        The board of each phase, and the canonical orders of each power. A power whose disbands the rules chose is missing.
 
     Raises:
         RefusedGameError: it is no such game, or contradicts itself or the rules.
@@ -65,10 +63,8 @@ def replay_recorded(
 
 
 def recorded_turns(saved: Any, where: str, ignore: Callable[[str], None]) -> list[RecordedTurn]:
-    """The phases of a recorded game with whole order sets, to be played again from their positions.
-
-    The units that are gone show which disbands the rules chose. See `replay_recorded` for the arguments.
-    """
+    """The phases of a recorded game with whole order sets, to replay from their positions; see `replay_recorded`. The units that
+    are gone show which disbands the rules chose."""
     turns: list[RecordedTurn] = []
     ours = Board.start()
     for phase, board, after in _phases(saved, where):
@@ -103,14 +99,8 @@ def last_recorded_orders(phases: Sequence[Any]) -> _OrderSets:
 
 
 def as_recorded(name: str, turns: Sequence[tuple[Board, Mapping[str, Sequence[str]]]], now: Board) -> str:
-    """The JSON object that the package saves for a game, by the package's own game.
-
-    Where the package adjudicates differently, the record continues from our position.
-
-    Args:
-        turns: the board of each phase, from spring 1901, and its legal order sets.
-        now: the board after them.
-    """
+    """The package's JSON of a game, from spring 1901 over `turns` (board, legal order sets) to `now`. Where the package
+    adjudicates differently, the record continues from our position."""
     game = Game(game_id=name, map_name=MAP)
     for board, orders in turns:
         _bring_to(game, board)

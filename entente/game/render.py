@@ -1,9 +1,8 @@
 """Pictures of boards as SVG: our sketch map with owners, units and orders.
 
-A picture has a few tens of KB and no ids or scripts, so one page can hold many. A thicker arrow means a more probable order, if
-the caller passes probabilities. Colours are attributes; the style sheet changes only ground colours for readers who prefer dark
-pages. A legend below the board explains the marks that appear. The map artwork of the game engine is not used, because of its
-licence.
+A picture has a few tens of KB and no ids or scripts, so one page can hold many. A thicker arrow means a more probable order.
+Colours are attributes; the style sheet changes only ground colours for dark pages. The engine's map artwork is not used, because
+of its licence.
 """
 
 import math
@@ -32,11 +31,8 @@ _DARK = {
     "edge": "stroke:#14171b", "tip": "fill:#14171b;stroke:#14171b", "ring": "stroke:#dfe5ea", "none": "fill:#14171b",
     "name": "fill:#dfe5ea;stroke:#14171b", "words": "fill:#dfe5ea", "legend": "fill:#1b1f25",
 }  # fmt: skip
-"""Style of each class, named without its prefix, for readers who prefer dark pages."""
 _LEGEND = {"arrow": "move or retreat", "line": "support or convoy", "ring": "hold", "build": "build", "cross": "disband"}
-"""Kind of mark -> its text in the legend."""
 _SAMPLE = "#7d838a"
-"""Colour of the marks in the legend; it shows on light and on dark ground."""
 _LETTER, _LEGEND_HEIGHT = 0.46, 2.4
 """Mean width of a letter in the legend, and the legend's height, in half widths of a unit."""
 _NAMES, _SEAS = frozenset(LAND | SEA), frozenset(SEA)
@@ -65,12 +61,7 @@ def draw_board(
     certainty: Mapping[str, float] | None = None,
     frame: Frame = (0.0, 0.0, WIDTH, HEIGHT),
 ) -> str:
-    """The board as SVG with the `orders` of each power.
-
-    Args:
-        certainty: probability per order text, 0 to 1; 1 for an order without an entry.
-        frame: the part of the sketch to draw.
-    """
+    """The board as SVG with the `orders` of each power. `certainty`: probability per order text, 1 without an entry."""
     x, y, width, height = frame
     size = width / UNITS_ACROSS  # half the width of a unit; text and lines scale with it
     visible = [cell for cell in cells() if _meets(cell, frame)]
@@ -225,7 +216,6 @@ def _fill(cell: Cell, owners: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _names(board: Board, visible: list[Cell], size: float, frame: Frame) -> list[str]:
-    """Province abbreviations, and supply centres as rings in the colours of their owners."""
     owners = {centre: power for power, centres in board.centres().items() for centre in centres}
     centres = {*owners, *board.free_centres()}
     left, top, width, height = frame

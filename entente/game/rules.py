@@ -1,8 +1,6 @@
 """The package's game by the published rules: results of moves, retreats, and owed disbands.
 
-docs/decisions.md lists the differences. The package still keeps state, phases, legal orders and builds. This module overrides
-private methods of `diplomacy`, so it requires one release.
-"""
+docs/decisions.md lists the differences. Overrides private methods of `diplomacy`, so it requires one release."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping
@@ -17,17 +15,13 @@ from entente.game.movement_rules import resolve
 from entente.telemetry.errors import EngineError
 
 ENGINE_VERSION = "1.1.2"
-"""The release of `diplomacy` that this package was written for."""
 
 MAP = "standard"
-"""The map that is played, by its name in the package."""
 
 _RESULTS = {str(result): result for result in (BOUNCE, CUT, DISLODGED, DISRUPTED, NO_CONVOY, VOID)}
 
 
 class RuledGame(Game):
-    """Movement, retreats and disbands by the rulebook."""
-
     __slots__ = ()
 
     def __init__(self, **settings: Any) -> None:
@@ -86,11 +80,8 @@ class RuledGame(Game):
         return lines
 
     def _owed_disbands(self, power: Any) -> list[str]:
-        """Orders for the disbands that `power` owes and did not order.
-
-        The units farthest from the power's centres go, fleets before armies, then by the names of their provinces. All units are
-        counted over land and sea.
-        """
+        """Orders for owed disbands that `power` did not order: the units farthest from its centres over land and sea, fleets
+        before armies, then by province name."""
         ordered = {order[:-2] for order in power.adjust if order.endswith(" D") and order[:-2] in power.units}
         owed = len(power.units) - len(power.centers) - len(ordered)
         if owed <= 0:
@@ -114,7 +105,6 @@ def _steps(unit: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _distances(centres: frozenset[str]) -> dict[str, int]:
-    """Steps over land or sea from each province to the nearest of `centres`."""
     distances = dict.fromkeys(centres, 0)
     ahead = deque(sorted(centres))
     while ahead:
@@ -127,7 +117,6 @@ def _distances(centres: frozenset[str]) -> dict[str, int]:
 
 @cache
 def _neighbours() -> dict[str, set[str]]:
-    """Province -> adjacent provinces that any unit can enter."""
     map_ = Map(MAP)
     adjacent: dict[str, set[str]] = defaultdict(set)
     for location, near in map_.loc_abut.items():

@@ -27,7 +27,6 @@ class PowerScores:
     """The measures of all powers at one moment, and event counts since the fork; int per power of POWERS."""
 
     centres: tuple[int, ...]
-    """Supply centres owned."""
     dislodged: tuple[int, ...] = _NONE
     """Units of others that this power's moves dislodged."""
     driven_out: tuple[int, ...] = _NONE
@@ -38,11 +37,8 @@ class PowerScores:
     """Own moves and retreats that another unit prevented."""
 
     def sos_share(self, power: str) -> float:
-        """Share of the sum of squared centre counts, 0 to 1. After a solo the winner has 1 and the others 0.
-
-        score = centres^2 / sum over powers of centres^2. Published research code uses it for games that are cut off. It rewards
-        a lead more than keeping up.
-        """
+        """Share of the sum of squared centre counts, 0 to 1; after a solo 1 for the winner. Published research code uses it for
+        games that are cut off; it rewards a lead more than keeping up."""
         own = self.centres[POWERS.index(power)]
         if self._is_won:
             return float(own >= SOLO_CENTRES)
@@ -56,19 +52,15 @@ class PowerScores:
         return float(own > 0) / max(1, sum(count > 0 for count in self.centres))
 
     def win_share(self, power: str) -> float:
-        """Share of the win, 0 to 1. The power with most centres wins; powers that tie share the win equally.
-
-        Every "win" in this project is this measure. A solo (SOLO_CENTRES or more) cannot be shared.
-        """
+        """Share of the win, 0 to 1: the power with most centres wins, and ties share equally; a solo (SOLO_CENTRES or more)
+        cannot be shared. Every "win" in this project is this measure."""
         most = max(self.centres)
         return float(self.centres[POWERS.index(power)] == most) / self.centres.count(most)
 
     def solo(self, power: str) -> float:
-        """1 for the power that owns SOLO_CENTRES or more, else 0."""
         return float(self.centres[POWERS.index(power)] >= SOLO_CENTRES)
 
     def survival(self, power: str) -> float:
-        """1 while the power owns a centre, else 0."""
         return float(self.centres[POWERS.index(power)] > 0)
 
     def leader_gap(self, power: str) -> float:
@@ -130,14 +122,8 @@ def components(before: PowerScores, after: PowerScores, power: str) -> dict[str,
 
 
 def horizon_reached(start_phase: str, phase: str, years: int) -> bool:
-    """True if centres were counted `years` times between `start_phase` and `phase`, or the game is over.
-
-    Centres are counted when autumn ends, so rollouts from "S1903M" and from "F1903M" over 2 years end at "W1904A". What is built
-    or disbanded in that winter changes no measure, and a spring after it gains nothing.
-
-    Raises:
-        InputError: an argument is not the name of a phase.
-    """
+    """True if centres were counted `years` times (at autumn's end) between the phases, or the game is over: 2 years from "S1903M"
+    or "F1903M" end at "W1904A", because that winter changes no measure. Raises InputError for an invalid phase name."""
     return phase == "COMPLETED" or _next_count(phase) - _next_count(start_phase) >= years
 
 

@@ -1,8 +1,6 @@
 """Scripted players: functions from the legal orders of one power and a random source to one legal set of orders.
 
-Players return legal, canonical sets (`LegalOrders.admits`) that depend only on the arguments: equal legal orders, random state
-and board give equal orders on any machine.
-"""
+Players return legal, canonical sets (`LegalOrders.admits`) that depend only on the arguments, on any machine."""
 
 import random
 from collections.abc import Mapping, Sequence

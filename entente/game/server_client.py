@@ -20,7 +20,6 @@ from entente.game.rules import ENGINE_VERSION
 from entente.telemetry.errors import EntenteError, InputError
 
 CONNECT_S = 30.0
-"""Seconds within which a server must accept a connection."""
 ANSWER_S = 60.0
 """Seconds within which a server must answer; each sign-in blocks it for about one."""
 _LARGEST = 64 << 20
@@ -46,7 +45,6 @@ class RefusedError(EntenteError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerGame:
     game: str
-    """Its id."""
     phase: str
     map: str
     rules: tuple[str, ...]
@@ -65,8 +63,6 @@ class ServerGame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedGame:
-    """A game as a joined power sees it."""
-
     power: str
     """The power that the server assigned; empty for an observer."""
     state: dict[str, Any]
@@ -95,10 +91,7 @@ class ServerClient:
         return sorted((await self._ask(requests.GetPlayablePowers(token=token, game_id=game), responses.DataPowerNames)).data)
 
     async def join(self, token: str, game: str, power: str | None, password: str | None) -> JoinedGame:
-        """Take a power, or rejoin as the account that has it; without a power, observe.
-
-        In a game that assigns powers at random the server may assign another one.
-        """
+        """Take a power, or rejoin as its account; without a power, observe. The server may assign another one at random."""
         request = requests.JoinGame(token=token, game_id=game, power_name=power, registration_password=password)
         joined = (await self._ask(request, responses.DataGame)).data
         return JoinedGame(
@@ -138,13 +131,8 @@ class ServerClient:
         return (await self._ask(request, responses.DataSavedGame)).data
 
     async def _ask(self, request: Any, kind: type) -> Any:
-        """The answer to a request, of the package's class `kind`.
-
-        Raises:
-            RefusedError: the server refused it.
-            ServerLostError: the connection closed, or the server did not answer in time.
-            ForeignServerError: the answer cannot be read.
-        """
+        """The answer of the package's class `kind`. Raises RefusedError, ServerLostError (closed, or too slow), or
+        ForeignServerError (unreadable)."""
         async with self._turn:
             answer = await self._answer(request)
         if not isinstance(answer, kind):
@@ -192,12 +180,8 @@ _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, 
 
 @asynccontextmanager
 async def connect(address: str) -> AsyncIterator[ServerClient]:
-    """A connection to the server at `address`, HOST:PORT, ws://HOST:PORT or wss://HOST:PORT.
-
-    Raises:
-        ServerLostError: nothing listens there.
-        ForeignServerError: it is another kind of server.
-    """
+    """A connection to HOST:PORT, ws://HOST:PORT or wss://HOST:PORT. Raises ServerLostError if nothing listens, ForeignServerError
+    for another kind of server."""
     url = address if "://" in address else f"ws://{address}"
     async with aiohttp.ClientSession() as session:
         try:

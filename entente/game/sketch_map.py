@@ -71,7 +71,6 @@ CLOSED: dict[str, tuple[Point, ...]] = {
     "SWI": ((8.0, 46.8), (7.0, 46.2)),
     "EIRE": ((-8.0, 52.4), (-8.2, 53.8), (-7.0, 54.6), (-6.9, 52.8)),
 }
-"""Areas that no unit may enter."""
 COASTS: dict[str, Point] = {
     "STP/NC": (35.5, 64.4), "STP/SC": (30.9, 60.1), "SPA/NC": (-5.2, 42.3), "SPA/SC": (-1.9, 38.5), "BUL/EC": (26.5, 43.1),
     "BUL/SC": (24.7, 41.5),
@@ -101,13 +100,10 @@ class Cell:
     """A convex part of a province's ground: the area nearest to one of its points."""
 
     name: str
-    """The province."""
     corners: tuple[Point, ...]
     """Corners in order around the cell, in SVG units."""
     beyond: tuple[str, ...]
-    """Per side, from its corner to the next: the province on the other side (possibly the same), or '' at the edge of the
-    sketch.
-    """
+    """Per side, from its corner to the next: the province on the other side (possibly the same), or '' at the sketch's edge."""
 
     @property
     def is_sea(self) -> bool:

@@ -27,9 +27,7 @@ class Snapshot:
     """One frozen position at the start of a phase, about 3 KB."""
 
     snapshot_id: str
-    """`position_id` of `position`."""
     phase: str
-    """Short phase name, for example "S1903M"."""
     year: int
     """Game year, from 1901."""
     season: str
@@ -70,7 +68,6 @@ def with_last_orders(position: str, orders: Mapping[str, Sequence[str]]) -> str:
 
 
 def centres_in(position: str) -> tuple[int, ...]:
-    """Supply centres owned in a position, int per power of POWERS."""
     counts = {power["name"]: len(power["centers"]) for power in json.loads(position)["powers"]}
     return tuple(counts[power] for power in POWERS)
 
@@ -81,11 +78,7 @@ def last_orders_in(position: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def movement_orders_of(orders: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Movement orders by power, in the order of POWERS. Only their spelling is checked.
-
-    Raises:
-        ValueError: a power is unknown, or an order is no movement order.
-    """
+    """Movement orders by power, in POWERS order; checks spelling only. ValueError for an unknown power or another order."""
     if unknown := sorted(orders.keys() - set(POWERS)):
         raise ValueError(f"there is no power {unknown[0]!r}")
     if wrong := [order for own in orders.values() for order in own if not _is_movement_order(order)]:
@@ -130,11 +123,8 @@ def units_of_powers(snapshot: Snapshot) -> dict[str, int]:
 
 
 def board_key(snapshot: Snapshot) -> str:
-    """Hash of the board alone: map, phase, units, dislodged units and centres, each sorted.
-
-    Two games may reach one board by different moves. Their ids then differ, because the engine keeps lists in order of arrival;
-    their keys are equal. Training and held-out positions must share no key.
-    """
+    """Hash of the board alone: map, phase, units, dislodged units and centres, each sorted. Boards reached by different moves
+    have different ids, but equal keys. Training and held-out positions must share no key."""
     position = read_position(snapshot)
     powers = [
         (power["name"], sorted(power["units"]), sorted(power["retreats"]), sorted(power["centers"]))

@@ -1,8 +1,7 @@
 """Checks an adapter before an engine loads it, because a bad adapter crashes vLLM.
 
-An accepted adapter is readable, complete and finite. It is plain LoRA whose rank fits the engine's slots, its matrices fit the
-base model, and its files have the expected hash. Any other adapter is refused with a `DataError` that names the file and the
-cure. The check reads the base model's config, not its weights.
+An accepted adapter is readable, complete and finite; plain LoRA whose rank fits the engine's slots; its matrices fit the base, by
+the base's config; its files have the expected hash. Any other is refused with a `DataError` that names file and cure.
 """
 
 import hashlib
@@ -26,8 +25,7 @@ _MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-"""Values of peft's `init_lora_weights` that keep the base. With others peft subtracts the initial B @ A from the base, which
-no engine does."""
+"""Values of peft's `init_lora_weights` that keep the base. With others peft subtracts the initial B @ A; no engine does."""
 _DESCRIBING = ("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type")
 _CHOOSING_LAYERS = ("ensure_weight_tying", "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules")
 _TRAINING_ALONE = ("corda_config", "eva_config", "loftq_config", "lora_dropout", "lora_ga_config")
@@ -55,8 +53,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
 
 
 def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
-    """Check the adapter against its hash, the base model in the folder `base`, and slots of rank `max_rank`. Raises DataError
-    if the adapter cannot be served."""
+    """Check the adapter's hash and fit to the model in `base` and slots of rank `max_rank`. Raises DataError if it fails."""
     folder = policy.folder
     try:
         architecture = read_architecture(base)

@@ -1,9 +1,7 @@
 """Chooses the engine of this process: vLLM on a GPU, torch everywhere else, unless a setting names one.
 
-On a CPU vLLM gains nothing over torch: its LoRA slots are slow there.
-
-An engine's library is imported only after the choice. This module does not call CUDA: a process that has initialised CUDA
-cannot be assigned other GPUs, and vLLM could not fork from it.
+On a CPU vLLM's LoRA slots are slow. An engine's library is imported only after the choice, and CUDA is not called here: a process
+that initialised CUDA cannot be assigned other GPUs, and vLLM could not fork from it.
 """
 
 import os
@@ -21,8 +19,7 @@ _PLACES = {"vllm": "vLLM samples in a server that this process starts", "torch":
 
 
 def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], str]:
-    """The engine on this machine, and the reason as one sentence; raises InputError if the settings name vLLM and it is not
-    installed."""
+    """The engine on this machine, and the reason; raises InputError if the settings name vLLM and it is not installed."""
     kind, build = engine_family(settings), vllm_build()
     if kind == "vllm" and build is None:
         raise InputError(
@@ -52,11 +49,8 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", l
 
 
 def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
-    """The engine of a run, not started: a client of `settings.urls`, or an engine on this machine.
-
-    vLLM's server is supervised, because it may crash alone. The torch engine has no process of its own. `log`: log file of a
-    vLLM server that this process starts.
-    """
+    """The engine of a run, not started: a client of `settings.urls`, or an engine here. vLLM's server (output in `log`) is
+    supervised, because it may crash alone; the torch engine has no process of its own."""
     if settings.urls:
         from entente.inference.vllm_client import VllmClient
 

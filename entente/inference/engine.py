@@ -19,7 +19,6 @@ class EngineStats:
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Prompt tokens read from the prefix cache."""
     completion_tokens: int = 0
     sampled_tokens: int = 0
     """Completion tokens that used a row of a forward pass; the others were forced and added without one."""
@@ -42,31 +41,20 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample one completion from the requested version, or the newest if none is requested.
-
-        Raises:
-            VersionGoneError: the version is not served, or was retired while the request was in flight.
-            EngineLostError: the engine failed.
-            EngineError: the request was refused.
-        """
+        """Sample from the requested version, or else the newest. Raises VersionGoneError if it is not served or was retired in
+        flight, EngineLostError if the engine failed, EngineError if the request was refused."""
         ...
 
     async def publish(self, policy: PolicyVersion) -> None:
         """Serve `policy` as the newest version. Requests in flight finish under the version with which they started.
 
-        A version that is already served, with the same number and hash, only becomes the newest. `BASE` serves the base model
-        again, also after it was retired.
-
-        Raises:
-            DataError: the adapter cannot be served (unreadable, another base model, rank too high, another hash); nothing
-                changes.
-            EngineLostError: the engine failed.
+        A version that is already served (same number and hash) only becomes the newest. `BASE` serves the base model again, also
+        after it was retired. Raises DataError, with nothing changed, if the adapter cannot be served; EngineLostError.
         """
         ...
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None:
-        """Stop serving versions before `oldest`, except those in `keep` and the newest. Requests in flight under a retired
-        version fail with `VersionGoneError`."""
+        """Stop serving versions before `oldest`, but the newest and `keep`; requests in flight fail with `VersionGoneError`."""
         ...
 
     async def forget_prefixes(self) -> None:

@@ -26,15 +26,13 @@ def vllm_build() -> Literal["cpu", "cuda"] | None:
 
 
 def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
-    """The library of this process's engine, without importing it."""
     if settings.engine == "auto":
         return "vllm" if vllm_build() == "cuda" and has_cuda() else "torch"
     return "torch" if settings.engine == "torch" else "vllm"
 
 
 def engine_dtype(settings: InferenceSettings, stored: str) -> str:
-    """Number format in which the engine computes a model stored in `stored`. With dtype 'auto' torch keeps it, and vLLM rounds
-    wider formats to 16 bits."""
+    """Dtype in which the engine computes. With 'auto' torch keeps `stored`, and vLLM rounds wider formats to 16 bits."""
     if settings.dtype != "auto":
         return settings.dtype
     served = bool(settings.urls) or engine_family(settings) == "vllm"
@@ -56,8 +54,7 @@ def computes_on_card(settings: InferenceSettings) -> bool:
 
 
 def engine_cards(settings: InferenceSettings) -> tuple[Card, ...]:
-    """The GPUs that an engine of these settings uses on this machine; () on the CPU or without an engine here. Raises
-    InputError if the settings name GPUs that do not exist."""
+    """GPUs of an engine of these settings; () on the CPU or without an engine here. Raises InputError if one does not exist."""
     cards = usable_cards(settings, on_card=computes_on_card(settings))
     return plan_cards(cards, engine=settings.cards, tensor_parallel=settings.tensor_parallel).engine
 

@@ -1,11 +1,9 @@
 """One thread with one event loop, on which engines and rollouts run.
 
-Prefect runs every async task in its own event loop, so tasks cannot share asyncio objects. They submit coroutines to this loop
-and await the results. With one engine in the process, games and engine share the thread, so the order of requests, and with it
-every sample, is repeatable.
-
-Starting an engine has a time limit. A first start on a GPU compiles the model and records CUDA graphs, which takes minutes, so
-the host reports regularly that the engine is still starting.
+Prefect runs every async task in its own event loop, so tasks cannot share asyncio objects; they submit coroutines to this loop
+instead. With one engine in the process, games and engine share the thread, so the order of requests, and with it every sample, is
+repeatable. A first start on a GPU compiles and records CUDA graphs for minutes, so the host reports regularly that the engine is
+still starting.
 """
 
 import asyncio
@@ -62,11 +60,8 @@ class EngineHost:
 async def start_engine(
     host: EngineHost, engine: Engine, settings: InferenceSettings, *, say_every_s: float = _SAY_EVERY_S
 ) -> None:
-    """Start `engine` on `host`.
-
-    Cancels a start that takes too long or whose caller is cancelled, and then waits until the host's thread is free, because
-    torch cannot interrupt loading. Raises EngineError if it did not start, or not in time.
-    """
+    """Start `engine` on `host`. A start that takes too long (EngineError) or whose caller is cancelled is cancelled; waits until
+    the host's thread is free, because torch cannot interrupt loading."""
     limit, began = start_limit_s(settings), time.monotonic()
     start = asyncio.ensure_future(host.run(engine.start()))
     doing = "the model is compiled and CUDA graphs are recorded" if compiles(settings) else "the model is loaded"

@@ -1,8 +1,7 @@
 """Checks the legal table of a vLLM request at admission, and caches checked tables.
 
-A table is passed to vLLM in `SamplingParams.extra_args` as base64 text, because requests are JSON. Forks of a position send
-the same text, so each table is decoded and checked once. Admission must refuse a bad table: an exception in the engine's loop
-would leave the request unfinished forever.
+Tables travel in `SamplingParams.extra_args` as base64 text, because requests are JSON. Forks of a position send the same text, so
+each is checked once. An exception in the engine's loop would leave the request unfinished forever.
 """
 
 # vLLM is installed only by `make setup-vllm`.
@@ -20,20 +19,15 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 TABLE_KEY = "legal_table"
-"""Key of the table's text in `SamplingParams.extra_args`."""
 START_KEY = "legal_start"
 """Key of the table's node at which the first token is sampled; 0: the table's start. The prompt has the forced tokens before."""
-SAMPLING_KEY = "legal_draw"
-"""Key of the seed and temperature with which our V1 processor samples. vLLM's own temperature must then be 0, so that it takes
-the only token left. Without this key vLLM samples under the mask."""
+SAMPLING_KEY = "legal_sampling"
+"""Key of our V1 processor's seed and temperature; vLLM's temperature must then be 0. Without it vLLM samples under the mask."""
 
 _HOTTEST = 1e30
-"""Temperatures below this fit float32."""
 
 
 class TableCache:
-    """LRU cache of checked tables by their text."""
-
     def __init__(self, size: int = 4096) -> None:
         self._size = size
         self._tables: OrderedDict[str, LegalTable] = OrderedDict()
@@ -46,7 +40,6 @@ class TableCache:
         return text
 
     def decode(self, text: str) -> LegalTable:
-        """Raises DataError if `text` is not a valid table."""
         table = self._tables.get(text)
         if table is None:
             try:
@@ -68,9 +61,8 @@ table_cache = TableCache()
 
 
 def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
-    """Refuse a request with an invalid table, tokens outside the vocabulary (None: unknown), too small a `max_tokens`, or a
-    thought that may contain a token at which vLLM stops. Raises ValueError if the request is refused; vLLM's `validate_params`
-    requires this type."""
+    """Raise ValueError (the type of vLLM's `validate_params`) for an invalid table, tokens outside the vocabulary (None:
+    unknown), too small a `max_tokens`, or a thought that may contain a token at which vLLM stops."""
     text = (parameters.extra_args or {}).get(TABLE_KEY)
     if text is None:
         return
@@ -101,7 +93,6 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
 
 
 def start_node(parameters: "SamplingParams") -> int:
-    """The table node at which an admitted request's first token is sampled; 0: the table's start."""
     return (parameters.extra_args or {}).get(START_KEY, 0)
 
 
@@ -114,11 +105,8 @@ def sampling_of(parameters: "SamplingParams") -> tuple[int, float] | None:
 
 
 def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalTable | None:
-    """The table of a request that is already in the engine, if it has one; never raises.
-
-    Admission may have run in a process that does not know the vocabulary's size. A table beyond the vocabulary is then dropped:
-    the request runs unconstrained, and the client rejects its completion as illegal.
-    """
+    """The table of a request already in the engine, if any; never raises. One beyond the vocabulary, whose size admission may not
+    know, is dropped: the request runs unconstrained, and the client rejects its completion as illegal."""
     text = (parameters.extra_args or {}).get(TABLE_KEY)
     try:
         table = None if text is None else table_cache.decode(text)

@@ -1,14 +1,11 @@
 """The legal tables of all requests in an engine, on its device, and each request's node in its table.
 
-This is the core of the logits processor; it imports torch but not vLLM. The tables form one flat automaton. A request is a
-slot, and a slot's state is one node. Advancing, masking and sampling are a few tensor operations over the whole batch; nothing is
-copied to the host, so the GPU never waits. Requests with equal tables share one copy. Memory of unused tables is reused when
-needed.
+The core of the logits processor; imports torch but not vLLM. The tables form one flat automaton. A request is a slot, and its
+state is one node. Advancing, masking and sampling are a few tensor operations over the batch; nothing is copied to the host, so
+the GPU never waits. Requests with equal tables share one copy; memory of unused tables is reused.
 
-A slot in a thought (`entente/decoding/thinking.py`) is at the first node of its table, and a second number counts the remaining
-tokens of its thought. Without thoughts that number costs no tensor operation.
-
-A sampled token outside the table raises no error: the slot is counted and becomes unconstrained.
+A slot in a thought (`entente/decoding/thinking.py`) is at its table's first node, and a second number counts the tokens left. A
+sampled token outside the table raises no error: the slot is counted and becomes unconstrained.
 """
 
 from collections.abc import Sequence
@@ -52,12 +49,10 @@ class LegalArena:
         """Count over slots that were reassigned since."""
         self._left, self._ends = torch.zeros(2, slots, dtype=torch.int64, device=self._device)
         self._excluded = torch.zeros(slots, 1, dtype=torch.int64, device=self._device)
-        """Tokens left of each slot's thought, 0 outside a thought; and the rule of its thought: a slot with fewer excluded ids
-        than another repeats its last."""
+        """Thought tokens left per slot, 0 outside; and its rule: a slot with fewer excluded ids than another repeats its last."""
         self._thoughts: dict[int, ThoughtRule] = {}
         """The rules of the slots whose tables have a thought, as they are on the device."""
         self._least_end = 0
-        """The least `end` among them."""
         self._slots: list[_ArenaTable | None] = [None] * slots
         self._starts = [0] * slots
         self._placed: dict[int, _ArenaTable] = {}
@@ -71,8 +66,7 @@ class LegalArena:
         return int(self._illegal_tokens + (self._nodes == LOST).sum())
 
     def assign(self, slot: int, table: LegalTable | None, start: int = 0) -> None:
-        """Assign `slot` to a request at node `start` of `table` (0: the table's start; no table: unconstrained), at the next
-        `flush`."""
+        """Assign `slot` to a request at node `start` of `table` (None: unconstrained), at the next `flush`."""
         before = self._slots[slot]
         if before is not None:
             before.users -= 1
@@ -158,10 +152,8 @@ class LegalArena:
     def sample(
         self, logits: Tensor, slots: Tensor, uniforms: Tensor, temperatures: Tensor, thinking: Sequence[int] = ()
     ) -> Tensor:
-        """Sample one token per row from the legal set of its slot, and leave only its logit finite, in place.
-
-        The logit of the sampled token becomes its log-probability under the masked policy at the row's temperature. A slot
-        without a legal set keeps its logits.
+        """Sample one token per row from its slot's legal set, and leave only its logit finite, in place: its log-probability
+        under the masked policy at the row's temperature. A slot without a legal set keeps its logits.
 
         Args:
             logits: float32 [rows, vocabulary].
@@ -276,9 +268,8 @@ class LegalArena:
 
 
 def _sample_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample a column of each row of logits `legal` float64 [rows, n], where -inf is outside the set; changes `legal`.
-
-    The column is the first at which the cumulative probability exceeds the row's random number.
+    """Sample a column of each row of `legal` float64 [rows, n] (-inf outside the set; changed): the first whose cumulative
+    probability exceeds `uniforms`.
 
     Returns:
         the columns int64 [rows, 1], and their log-probabilities float64 [rows, 1]: NaN if a logit was NaN or plus infinity.
@@ -294,10 +285,8 @@ def _sample_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tup
 
 
 def _sample_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """`_draw_places` for open sets: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`.
-
-    Samples a block, then a column within it. Sums over blocks are in float32, all further ones in float64.
-    """
+    """`_draw_places` for open sets: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`. Samples a block, then a column
+    within it. Sums over blocks are in float32, all further ones in float64."""
     least = torch.finfo(torch.float32).tiny
     scaled = logits.sub_(logits.amax(1, keepdim=True)).div_(temperatures.float().clamp_(min=least).unsqueeze(1))
     weights = scaled.exp().view(len(logits), -1, _BLOCK)

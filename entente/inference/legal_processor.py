@@ -1,12 +1,9 @@
 """The logits processor for vLLM's V1 model runner, on the CPU and on CUDA: passes its batch updates to `LegalRows`.
 
-No method may raise while the engine steps; see `legal_admission`.
-
-The processor samples the token of each request with a seed, through vLLM's public interface alone: it leaves one logit finite,
-which vLLM's greedy sampler takes, and this logit is the log-probability, which vLLM returns (`logprobs_mode` "processed_logits").
-vLLM's own sampler would generate random numbers for the whole vocabulary, in one kernel launch per request.
-
-On a CPU it also fixes how vLLM samples requests of the base model, in each process that computes.
+No method may raise while the engine steps; see `legal_admission`. The processor samples each seeded request's token through
+vLLM's public interface alone: it leaves one logit finite, which vLLM's greedy sampler takes and returns as the log-probability
+(`logprobs_mode` "processed_logits"). vLLM's own sampler would generate random numbers for the whole vocabulary, in one kernel
+launch per request. On a CPU it also fixes how vLLM samples requests of the base model.
 """
 
 # vLLM is installed only by `make setup-vllm`.
@@ -36,7 +33,6 @@ class LegalOrderProcessor(LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Raises ValueError for a request with an invalid table."""
         admit(sampling_params, cls._vocabulary_size)
 
     def __init__(self, vllm_config: "VllmConfig", device: torch.device, is_pin_memory: bool) -> None:
@@ -47,7 +43,6 @@ class LegalOrderProcessor(LogitsProcessor):
 
     @property
     def illegal_tokens(self) -> int:
-        """Requests that sampled a token outside their table; must stay 0."""
         return self._rows.illegal_tokens
 
     def is_argmax_invariant(self) -> bool:
@@ -66,17 +61,14 @@ class LegalOrderProcessor(LogitsProcessor):
             self._rows.move(source, target, direction == MoveDirectionality.SWAP)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Change logits [rows, vocabulary] in place; see `LegalRows.apply`."""
         return self._rows.apply(logits)
 
 
 @cache
 def _run_base_rows_without_adapter() -> None:
-    """Patch vLLM 0.32 on a CPU, which applies the adapter in the last slot to requests of the base model.
-
-    vLLM marks such rows with slot -1, and its PyTorch kernels use it as an index; its GPU kernels skip these rows. Keeping a slot
-    empty is no alternative: the server's route that unloads an adapter forgets only its name.
-    """
+    """Patch vLLM 0.32 on a CPU, which applies the adapter in the last slot to requests of the base model: it marks such rows with
+    slot -1, and its PyTorch kernels use it as an index. Keeping a slot empty is no alternative: the server's route that
+    unloads an adapter forgets only its name."""
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
     shrink = PunicaWrapperCPU._apply_shrink

@@ -1,9 +1,7 @@
 """Maps the rows of vLLM's V1 batch to slots in the arena, as vLLM moves rows.
 
-V1 passes one list of sampled tokens per request, and keeps appending to it. In each step `apply` reads the known part of those
-lists, samples a token for each row with a seed, and masks the other rows. No sampled token raises an error.
-
-Tables are traversed on the engine's device.
+V1 passes one growing list of sampled tokens per request. In each step `apply` reads the known part of those lists, samples a
+token for each row with a seed, and masks the other rows. No sampled token raises an error.
 """
 
 from collections.abc import Sequence
@@ -35,8 +33,6 @@ class _Row:
 
 @dataclass(slots=True)
 class _Batch:
-    """State that is constant until the batch changes."""
-
     size: int
     sampled: list[tuple[int, _Row]]
     """Rows that we sample, with their index."""
@@ -51,8 +47,6 @@ class _Batch:
 
 
 class LegalRows:
-    """Rows with a table, by their index in the batch."""
-
     def __init__(self, rows: int, device: torch.device | str) -> None:
         self._device = torch.device(device)
         # Slot 0 is never assigned: rows without a table use it.
@@ -60,13 +54,11 @@ class LegalRows:
         self._free = list(range(rows, 0, -1))
         self._rows: dict[int, _Row] = {}
         self._batch: _Batch | None = None
-        """None after the batch changed."""
         self._walked: tuple[list[int], Tensor] = ([], self._upload([]))
         """The slots that advanced in the last step, which are often those of the next."""
 
     @property
     def illegal_tokens(self) -> int:
-        """Requests that sampled a token outside their table; must stay 0."""
         return self._arena.illegal_tokens
 
     def add(
@@ -94,7 +86,6 @@ class LegalRows:
             self._free.append(removed.slot)
 
     def move(self, source: int, target: int, swap: bool) -> None:
-        """Move row `source` to `target`; with `swap`, exchange the two."""
         self._batch = None
         moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
         if moved is not None:
@@ -105,11 +96,8 @@ class LegalRows:
                 self.remove(source)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Change logits float32 [rows, vocabulary] in place.
-
-        In a row with a seed a token is sampled: its logit becomes its log-probability, all others -inf. In other constrained
-        rows the logits outside the legal set become -inf.
-        """
+        """Change logits float32 [rows, vocabulary] in place: in a seeded row the sampled token's becomes its log-probability, all
+        others -inf; in other constrained rows those outside the legal set become -inf."""
         if not self._rows:
             return logits
         self._arena.flush()

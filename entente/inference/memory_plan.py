@@ -22,8 +22,7 @@ from entente.telemetry.errors import InputError
 GIB = 2**30
 _MIB = 2**20
 ENGINE_PROCESS_BYTES = {"vllm": 1500 * _MIB, "torch": 610 * _MIB}
-"""Memory of the engine without weights and key-value cache: vLLM's three server processes on a CPU, counting shared pages once,
-or the flow with the torch engine."""
+"""Engine memory without weights and KV cache: vLLM's three CPU server processes (shared pages once), or the flow with torch."""
 TRAINER_PROCESS_BYTES = 320 * _MIB
 """Private memory of the trainer's process, without weights and activations.
 
@@ -93,16 +92,13 @@ class MemoryPlan:
 
 
 def read_shape(model: Path) -> ModelShape:
-    """Raises InputError as `read_architecture` and `stored_tensors`."""
     architecture, parameters = read_architecture(model), sum(tensor.size for tensor in stored_tensors(model).values())
     return ModelShape(**asdict(architecture), parameters=parameters, stored=stored_format(model, read_config(model)))
 
 
 def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine, *, trainer: int = 0) -> MemoryPlan:
-    """Memory of an engine in this process, and of a trainer that needs `trainer` bytes of main memory.
-
-    The torch engine has no fixed cache: its rows grow to at most `max_sequences` sequences of the greatest length.
-    """
+    """Memory of an engine in this process, and of a trainer that needs `trainer` bytes of main memory. The torch engine has no
+    fixed cache: its rows grow to at most `max_sequences` sequences of the greatest length."""
     kind = engine_family(settings)
     width = _WIDTHS[engine_dtype(settings, shape.stored)]
     parts = settings.tensor_parallel
@@ -183,15 +179,8 @@ def check_memory(
     trainer_gpu: int = 0,
     machine: Machine | None = None,
 ) -> None:
-    """Refuse a run that cannot fit this machine (or `machine`). Remote servers are not checked.
-
-    Args:
-        trainer: main memory of the trainer, bytes.
-        trainer_gpu: GPU memory of the trainer, bytes.
-
-    Raises:
-        InputError: names the memory needed, the memory available, and the setting to change.
-    """
+    """Refuse a run that cannot fit this machine (or `machine`); `trainer`, `trainer_gpu`: its memory, bytes. Remote servers are
+    not checked. The InputError names the memory needed, the memory available, and the setting to change."""
     if shape is None:
         return
     machine = machine or this_machine(CardPlan(engine=engine_cards(settings)))
@@ -272,7 +261,6 @@ def _refuse_more_than(machine: Machine, needed: int, what: str, cure: str) -> No
 
 
 def this_machine(cards: CardPlan) -> Machine:
-    """Free memory of this machine now, and of the engine's and trainer's GPUs."""
     memory = free_memory()
     free, total = (min((getattr(card, name) for card in cards.engine), default=0) for name in ("free", "total"))
     if cards.shared:
@@ -284,9 +272,8 @@ def this_machine(cards: CardPlan) -> Machine:
 def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
     """Largest share of its GPU that the trainer's tensors may allocate; 0: no limit, because it has a GPU of its own.
 
-    vLLM refuses to start while less than `gpu_memory_share` of the GPU is free (`request_memory` in its `v1/worker/utils.py`).
-    A trainer keeps freed memory when an engine restarts, so it gets at most the rest after that share and a context for each
-    process.
+    vLLM does not start unless `gpu_memory_share` is free (`request_memory` in `v1/worker/utils.py`), and a trainer keeps freed
+    memory when an engine restarts, so it gets at most the rest, less a context for each process.
     """
     if not cards.shared or engine_family(settings) == "torch":
         return 0.0

@@ -23,11 +23,8 @@ _PREFIX = "base_model.model."
 
 
 def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: float = math.inf) -> str:
-    """Write `target`/model.safetensors, at most `most_bytes` long; returns the number format, such as 'float32'.
-
-    Args:
-        adapter: folder of the adapter; None: the base alone.
-        most_bytes: larger weights are rounded to bfloat16.
+    """Write `target`/model.safetensors, rounded to bfloat16 if it would exceed `most_bytes`; returns the dtype, such as
+    'float32'. `adapter` None: the base alone.
 
     Raises:
         InputError: the weights are too large, or rounding them would lose too much of the adapter; or see `weight_files`.
@@ -63,11 +60,10 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
 def add_adapter(
     base: dict[str, torch.Tensor], adapter: Path, dtype: torch.dtype | None = None
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """`base` plus the peft adapter in the folder `adapter`, in `dtype` (default: the base's); `base` is not changed.
+    """`base` plus the peft adapter in `adapter`, in `dtype` (default: the base's); `base` is not changed.
 
-    Returns all weights by name, and the share of the update lost to rounding: the Frobenius norm of the rounding error over
-    all merged weights, divided by that of the update. Raises DataError if the adapter is unreadable or belongs to another base
-    model.
+    Also returns the share of the update lost to rounding: the Frobenius norm of the error over that of the update, over all
+    merged weights. Raises DataError if the adapter is unreadable or belongs to another base model.
     """
     try:
         config = json.loads((adapter / ADAPTER_CONFIG).read_text())

@@ -34,11 +34,9 @@ def sample(
         allowed: legal set of each completion, int32: n_i tokens, or an open set of n_i tokens.
         logits: float32 [sum of n_i], in the order of `allowed`; those of an open set in the order of its ids.
         temperatures: above 0, one for each completion.
-        seeds, places: as in `uniforms`.
 
     Returns:
-        tokens; their log-probabilities, nats; and bool [completions], False where a logit is NaN or plus infinity, so that
-        the token is invalid.
+        tokens; log-probabilities, nats; bool [completions], False where a logit is NaN or plus infinity (invalid token).
     """
     counts = np.fromiter((set_size(legal) for legal in allowed), np.int64, len(allowed))
     ends = np.cumsum(counts)
@@ -66,8 +64,7 @@ def seed_array(seeds: Sequence[int]) -> np.ndarray:
 
 
 def uniforms(seeds: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """float64 [n] in [0, 1), multiples of 2**-53, for `seeds` uint64 [n] and `places` int64 [n], the completion tokens before
-    the sampled one."""
+    """float64 [n] in [0, 1), multiples of 2**-53; `seeds` uint64 [n]; `places` int64 [n]: completion tokens so far."""
     mixed = seeds + (places.astype(np.uint64) + np.uint64(1)) * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND

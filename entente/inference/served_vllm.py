@@ -1,8 +1,6 @@
-"""vLLM's own server as an engine of this machine: starts the server as a child process, and uses it over HTTP like any other.
+"""vLLM's own server as an engine of this machine: starts it as a child process, and uses it over HTTP like any other.
 
-The engine is lost once the child has exited. The supervisor then builds another, with a server, port and key of its own, and
-publishes the versions again.
-"""
+The engine is lost once the child exits; the supervisor then builds another (server, port, key) and republishes the versions."""
 
 import asyncio
 import secrets
@@ -52,5 +50,4 @@ class ServedVllm(VllmClient):
                 shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _end(self, _: asyncio.Future[int]) -> None:
-        """Fail the requests in flight, because the server has exited."""
         self.give_up(EngineLostError(f"engine '{self.name}' is lost: its server ended {self.server.ending()}"))

@@ -1,8 +1,7 @@
 """Command and environment of vLLM's own server, for a run that starts one and for users who start one by hand.
 
-The server samples with our logits processor, which it imports by name, and loads policy versions as LoRA adapters. The locked
-release is vLLM 0.32; 0.26, the last one for torch 2.11, works too. Both use their V1 runner: the V2 runner takes no processor of
-this interface.
+The server imports our logits processor by name, and loads policy versions as LoRA adapters. The locked release is vLLM 0.32;
+0.26, the last for torch 2.11, works too. Both use the V1 runner: V2 takes no processor of this interface.
 """
 
 import shlex
@@ -92,7 +91,6 @@ def server_environment(settings: InferenceSettings) -> dict[str, str]:
 
 
 def command_text(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """A server's command as a shell line, with the key from our variable."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
     return " ".join([f'{KEY_OF_SERVER}="${KEY_VARIABLE}"', *variables, "python", "-m", MODULE, shlex.join(arguments)])
 

@@ -1,8 +1,7 @@
 """vLLM's own server as a child of this process.
 
-The child and its descendants are one process group. The group is killed in every case: when the server is closed, when its
-start fails or takes too long, and when this process exits in any way, because that closes the pipe to its standard input. Only
-this child is killed, by its id.
+The child and its descendants are one process group. The group is killed in every case: at close, when the start fails or takes
+too long, and when this process exits in any way (that closes the pipe to its stdin). Only this child is killed, by id.
 """
 
 import asyncio
@@ -38,10 +37,8 @@ class ServerProcess:
         key_variable: str,
         log: Path,
     ) -> None:
-        """`arguments`: those of the module for a port; `key_variable`: passes the key to the server; the output is appended to
-        `log`."""
+        """`arguments`: of the module, by port; `key_variable`: passes the key to the server; `log` gets its output."""
         self.key = secrets.token_urlsafe(32)
-        """Fresh secret that the server requires."""
         self._port = free_port()
         self._command = [sys.executable, "-P", "-m", "entente.telemetry.child", module, *arguments(self._port)]
         self._environment = os.environ | dict(environment) | {key_variable: self.key}
@@ -65,8 +62,7 @@ class ServerProcess:
         return self._end
 
     async def start(self, *, limit_s: float) -> None:
-        """Start the server and wait until it answers. Raises EngineError if the server exited, or did not answer within
-        `limit_s` and was killed."""
+        """Start and wait for an answer. Raises EngineError if the server exited, or was killed after `limit_s` without one."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as written:
             self._child = await asyncio.create_subprocess_exec(
@@ -123,7 +119,6 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """An unused port of this machine; raises EngineError if there is none."""
     for port in random.SystemRandom().sample(_PORTS, 50):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind((LOOPBACK, port))

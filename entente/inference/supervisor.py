@@ -1,8 +1,7 @@
 """Restarts a failed engine: builds a new one, publishes its versions again and repeats its requests.
 
-A repeated request has the same seed, so its completion is the same. After several failures in a row without an answer the
-supervisor gives up with an error. It is for engines whose own process can crash, such as vLLM's server; it runs on their event
-loop.
+A repeated request has the same seed, so its completion is the same. After several failures in a row the supervisor gives up with
+an error. For engines whose own process can crash, such as vLLM's server; runs on their event loop.
 """
 
 import asyncio
@@ -32,11 +31,8 @@ class EngineSupervisor(Engine):
         self._engine = make()
         self.name = self._engine.name
         self.ready = False
-        """An engine is running and serves all published versions."""
         self.lost: EngineLostError | None = None
-        """Why the supervisor gave up."""
         self.restarts = 0
-        """Engines built after the first."""
         self._failures = 0
         self._closed = False
         self._published: dict[int, PolicyVersion] = {}
@@ -51,7 +47,6 @@ class EngineSupervisor(Engine):
         self.ready = True
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample one completion, after a restart if the engine fails."""
         attempts = max(2, self._bound)
         for number in range(1, attempts + 1):
             async with self._last_attempt if number == attempts else nullcontext():
@@ -124,8 +119,7 @@ class EngineSupervisor(Engine):
         return self._engine
 
     async def _replace_engine(self, failed: Engine, error: EngineLostError) -> None:
-        """Restart the engine after `failed`, unless another request has already done so. Raises EngineLostError after
-        too many failures in a row."""
+        """Restart unless another request has already done so. Raises EngineLostError after too many failures in a row."""
         if self._closed:
             raise error
         current = await self._current_engine()

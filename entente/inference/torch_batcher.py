@@ -1,10 +1,7 @@
 """The batcher of one policy version in the torch engine: its requests and their rows of keys and values.
 
-Row i belongs to the request `running[i]`. The rows after those of running requests hold finished requests until they are
-overwritten, so that later prompts can copy their prefixes.
-
-Every shared prefix is computed once. A prompt may copy its prefix from a row that has keys and values, or from another new
-prompt in an earlier stage. Equal prompts are computed once.
+Row i belongs to the request `running[i]`. Later rows hold finished requests until overwritten, so that new prompts can copy their
+prefixes. Every shared prefix is computed once: copied from a row, or from another new prompt in an earlier stage.
 """
 
 import asyncio
@@ -45,8 +42,6 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixPlan:
-    """The fills for the first `len(fill_of)` new prompts."""
-
     fills: tuple[Fill, ...]
     """Sorted by stage, then by number of new tokens, so that neighbours have similar lengths."""
     fill_of: tuple[int, ...]
@@ -54,15 +49,12 @@ class PrefixPlan:
 
 
 class PartialCompletion:
-    """A request in progress: its tokens so far, its state in the table, and its row in the engine."""
-
     def __init__(self, request: GenerationRequest, answer: asyncio.Future[Generation] | None = None) -> None:
         """Starts with the forced tokens. `answer` gets the whole generation, or the error that ends it."""
         self.request, self.answer = request, answer
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.forced = 0
-        """Number of its forced tokens."""
         self._state = request.table.start
         self._take_forced()
         self.prefill_ids = np.asarray([*request.prompt_ids, *self.token_ids], np.int32)
@@ -119,8 +111,6 @@ def sample_next(partials: Sequence[PartialCompletion], allowed: Sequence[np.ndar
 
 
 class Batcher:
-    """Batches the requests of one policy version: its rows and its queue."""
-
     def __init__(self, model: TorchModel, max_rows: int, policy: PolicyVersion) -> None:
         self.policy = policy
         self.adapter = "" if policy.adapter_hash == BASE_HASH else policy.adapter_hash
@@ -128,7 +118,6 @@ class Batcher:
         self.waiting: deque[PartialCompletion] = deque()
         self.running: list[PartialCompletion] = []
         self.steps = 0
-        """Forward passes so far."""
         self._model, self._max_rows = model, max_rows
         self._rows: KeyValueRows = model.new_rows(max_rows)
         self._row_tokens: list[np.ndarray] = []
@@ -259,7 +248,6 @@ class Batcher:
             )
 
     def _release(self) -> list[PartialCompletion]:
-        """Remove ended requests from `running`, and move rows from the end into the gaps; returns the ended requests."""
         left = [place for place, pending in enumerate(self.running) if not pending.finished]
         if len(left) == len(self.running):
             return []

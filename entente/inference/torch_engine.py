@@ -1,8 +1,7 @@
 """A small engine without vLLM: for platforms without vLLM, and as the reference in parity tests.
 
-The event loop of its requests steps it. A step is one prefill or one decoding pass of one policy version; then other
-coroutines run and may add requests. Forced tokens are computed together with the sampled token before them. A prefix that a row
-in memory holds is not computed again. Several versions may be in flight; each completion is sampled from one.
+The event loop of its requests steps it: one prefill or decoding pass of one policy version, then other coroutines run. Forced
+tokens are computed together with the sampled token before them. A prefix that a row in memory holds is not computed again.
 """
 
 import asyncio
@@ -27,19 +26,15 @@ from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneEr
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "sampled_tokens", "forced_tokens")
 MAX_RANK = 512
-"""Highest adapter rank that training can produce."""
 
 
 def best_device() -> torch.device:
-    """CUDA, else Apple's GPU, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 class TorchEngine(Engine):
-    """The `Engine` contract over transformers and torch."""
-
     def __init__(
         self, model: Path, settings: InferenceSettings, *, name: str = "torch", device: torch.device | None = None
     ) -> None:
@@ -160,7 +155,6 @@ class TorchEngine(Engine):
         return pending
 
     def _step(self) -> None:
-        """Run one step of the next batcher, and schedule another while requests are in flight."""
         batcher = next((batcher for batcher in self._batchers if batcher.busy), None)
         if batcher is None:
             self._stepping = False

@@ -31,7 +31,6 @@ class KeyValueRows:
     """Keys and values of token sequences: one row per sequence, one column per position."""
 
     def __init__(self, config: Any, most: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Starts without rows, and can grow to `most` rows."""
         heads = config.num_attention_heads
         self._head = getattr(config, "head_dim", None) or config.hidden_size // heads
         self._layers, self._heads = config.num_hidden_layers, config.num_key_value_heads
@@ -82,9 +81,8 @@ class ForwardPlan:
         self._masks: dict[int | None, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """Write `key` and `value` [key heads, tokens, size] to the rows, then attend from `query` [heads, tokens, size];
-        returns [tokens, heads, size]. `window`: a token sees its own position and the `window` - 1 before it; None: all before
-        it."""
+        """Write `key` and `value` [key heads, tokens, size], then attend from `query` [heads, tokens, size]; returns [tokens,
+        heads, size]. `window`: a token sees itself and the `window` - 1 before it; None: all."""
         rows = slice(self._first, self._first + self._rows)
         keys, values = self._store.values[layer].unbind(0)
         where = self._row + self._first
@@ -163,8 +161,6 @@ class _AdaptedLinear(nn.Module):
 
 
 class TorchModel:
-    """The model on its device, in inference mode, with its adapters by name."""
-
     def __init__(self, folder: Path, dtype: str, device: torch.device) -> None:
         """Raises InputError if the model's family is unknown."""
         read_architecture(folder)

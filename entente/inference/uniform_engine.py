@@ -17,8 +17,6 @@ from entente.records.rows import Generation, GenerationRequest
 
 
 class UniformEngine(Engine):
-    """Completions name the newest version."""
-
     name = "uniform"
 
     def __init__(self) -> None:

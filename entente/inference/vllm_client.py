@@ -1,9 +1,8 @@
 """The client of vLLM servers: an `Engine` over HTTP to stock vLLM with our processor.
 
-Every request is answered once. A failed one is repeated at another server with the same seed, so with the same answer. Each
-answer is checked before it becomes a generation (`vllm_wire.read_answer`). Requests wait in the servers' own queues. Those of one
-position go to the same server, whose prefix cache has it, unless it is much busier than others. A server gets requests only while
-it passes `Server.check` and has all versions. The client runs on one event loop.
+Every request is answered once; a failed one is repeated at another server with the same seed, so with the same answer. Each
+answer is checked (`vllm_wire.read_answer`). Requests of one position go to the same server, whose prefix cache has it, unless it
+is much busier than others. A server gets requests only while it passes `Server.check` and has all versions.
 """
 
 import asyncio
@@ -27,8 +26,7 @@ from entente.telemetry.errors import DataError, EngineError, EngineLostError, En
 from entente.telemetry.progress import reporter
 
 AFFINITY_MARGIN = 16
-"""Requests in flight by which a position's preferred server may exceed the least loaded one. A smaller margin balances better; a
-larger one keeps prefixes cached."""
+"""Requests in flight by which a preferred server may exceed the least loaded: smaller balances, larger keeps prefixes cached."""
 ATTEMPTS = 4
 EVENTS = ("retries", "ejections", "readmissions", "timeouts", "rejected_answers", "publish_refusals")
 FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
@@ -57,14 +55,12 @@ class VllmClient(Engine):
         """Versions that sample as the base model does."""
         self._counts, self._events = Counter[str](), Counter[str]()
         self._lost: EngineLostError | None = None
-        """Why requests fail: no server came back, or the client was closed."""
         self._any_living, self._changing = asyncio.Event(), asyncio.Lock()
         self._last_living = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Wait until the servers are ready. If at least one is, the others may join later. Raises InputError if none became
-        ready, or one rejects the key, serves another model, or does not sample under our mask."""
+        """Wait until a server is ready; others may join later. Raises InputError if none is ready or one fails its check."""
         for server in self._servers:
             server.open(self._key)
         waits = [asyncio.create_task(self._await_first(server)) for server in self._servers]
@@ -242,7 +238,6 @@ class VllmClient(Engine):
             self._eject(server, f"it could not load version {policy.version}: {error}")
 
     async def _drop(self, gone: Sequence[PolicyVersion]) -> None:
-        """Fail requests in flight under these versions, then unload them."""
         calls = [call for server in self._servers for call in server.calls if call.policy in gone]
         for call in calls:
             call.end(VersionGoneError(f"{call.policy} was retired: ask for version {self._newest.version}"))
@@ -261,7 +256,6 @@ class VllmClient(Engine):
     # -- servers that come and go ---------------------------------------------------------------------------------------
 
     async def _admit(self, server: Server) -> None:
-        """Check a server, load all versions there, and send it requests; raises as `Server.check` and `Server.load`."""
         await server.check()
         while missing := [each for each in self._versions.values() if each != BASE and each not in server.loaded]:
             await server.load(missing[0], is_zero=missing[0] in self._zero)
@@ -315,14 +309,12 @@ class VllmClient(Engine):
                 self.give_up(EngineLostError(f"no vLLM server came back within {self._times.no_server:g} s ({reasons})"))
 
     def _blame(self, server: Server, error: CallFailed) -> None:
-        """Count a failed request, and eject the server if it is lost or failed too often."""
         self._events[error.event] += 1
         server.failures += 1
         if error.lost or server.failures >= 3:
             self._eject(server, str(error))
 
     def _eject(self, server: Server, reason: str) -> None:
-        """Send a server no more requests until it is readmitted. Other servers repeat its requests in flight."""
         if server.living:
             server.living, server.reason = False, reason
             self._say_ejected(server)
@@ -338,7 +330,6 @@ class VllmClient(Engine):
             self._last_living = time.monotonic()
 
     async def _await_living(self) -> list[Server]:
-        """The living servers, once there is one; raises EngineLostError if none comes back."""
         while self._lost is None and not self._living:
             await self._any_living.wait()
         if self._lost is not None:

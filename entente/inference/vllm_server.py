@@ -1,8 +1,7 @@
 """One vLLM server as its client sees it: HTTP calls, the policy versions loaded there, and probes of its sampling.
 
-A policy version is an adapter with a name of its own. A probe shows that the server samples under the mask, with the weights
-of the other servers, and not with the base model's under an adapter's name. Every HTTP failure becomes one of a few errors; the
-client decides how to react. The key is sent only in a header.
+A policy version is an adapter with a name of its own. A probe shows that the server samples under the mask, with the weights of
+the other servers, and not with the base model's under an adapter's name. The key is sent only in a header.
 """
 
 import asyncio
@@ -46,8 +45,7 @@ class CallFailed(Exception):
     """A call to a server failed; another server may answer it."""
 
     def __init__(self, reason: str, *, lost: bool = False, cure: str = "", event: str = "") -> None:
-        """`lost`: the server cannot answer before it passes a check; `cure`: advice for the first check; `event`: counted
-        under this name."""
+        """`lost`: cannot answer before it passes a check; `cure`: advice for the first check; `event`: name to count under."""
         super().__init__(reason)
         self.lost, self.cure, self.event = lost, cure, event
 
@@ -71,7 +69,6 @@ class Call:
     task: asyncio.Task[Generation]
     policy: PolicyVersion
     reason: Exception | None = None
-    """Why this client cancelled it."""
 
     def end(self, reason: Exception) -> None:
         self.reason = reason
@@ -82,25 +79,21 @@ class Server:
     def __init__(
         self, url: str, model: Path, settings: InferenceSettings, times: ClientTimes, probes: dict[PolicyVersion, Generation]
     ) -> None:
-        """`model`: folder of the base model; `probes`: samples of the first probed server by version, shared by all servers of
-        a client."""
+        """`model`: folder of the base model; `probes`: samples of the first probed server, shared by all servers of a client."""
         self.url = url.rstrip("/")
         self.name = self.url.partition("://")[2]
         self.living = False
         """It gets work: it passed all checks and has all versions."""
         self.reason = "it was not checked yet"
-        """Why it gets no work."""
         self.loaded: set[PolicyVersion] = set()
         self.calls: set[Call] = set()
         self.failures = 0
-        """Failed requests since the last good one."""
         self.counts = {STEPS: 0.0, PREEMPTED: 0.0}
         """Sums since the start of this client, over restarts of the server."""
         self._model, self._settings, self._times, self._probes = model, settings, times, probes
         self._eos_id = end_token_ids(model)[0]
         self._tolerance = FLOAT32 if settings.dtype == "float32" else ROUNDED
         self._base = ""
-        """Its name of the base model."""
         self._missed = 0
         self._last: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -116,13 +109,11 @@ class Server:
             await self._session.close()
 
     def rank(self, position: str) -> bytes:
-        """Preference of a position for this server (rendezvous hashing), equal in every process and independent of other
-        servers."""
+        """Preference of a position for this server (rendezvous hashing): equal in all processes, independent of other servers."""
         return hashlib.blake2b(f"{self.url}\0{position}".encode(), digest_size=8).digest()
 
     async def ask(self, request: GenerationRequest, policy: PolicyVersion) -> Generation:
-        """The checked answer to a request; raises CallFailed without a valid one, and EngineError if the server refused the
-        request."""
+        """The checked answer. Raises CallFailed without a valid one, and EngineError if the server refused the request."""
         model, sent = adapter_name(policy, self._base), time.monotonic()
         body = request_body(request, model, self._eos_id)
         content = await self._call("POST", "/inference/v1/generate", self._times.request, body)
@@ -143,7 +134,6 @@ class Server:
                 raise
 
     async def count(self) -> None:
-        """Add its metrics page to `counts`; raises CallFailed if it cannot be read."""
         page = await self._call("GET", "/metrics", self._times.heartbeat)
         for name in self.counts:
             try:
@@ -180,9 +170,8 @@ class Server:
         await self.count()
 
     async def load(self, policy: PolicyVersion, *, is_zero: bool) -> None:
-        """Load a version, and verify that the server samples from it. `is_zero`: the adapter changes nothing, so it may sample
-        as the base model does. Raises CallFailed if the server fails, and DataError if it refuses the version or samples with
-        other weights."""
+        """Load a version, and verify that the server samples from it. `is_zero`: it may sample as the base model does. Raises
+        CallFailed if the server fails, and DataError if it refuses the version or samples with other weights."""
         name = adapter_name(policy, self._base)
         try:
             await self._post("/v1/load_lora_adapter", lora_name=name, lora_path=str(policy.folder.absolute()))
@@ -204,7 +193,6 @@ class Server:
         self.loaded.add(policy)
 
     async def unload(self, policy: PolicyVersion) -> None:
-        """Raises CallFailed or EngineError if the server fails."""
         if policy not in self.loaded:
             return
         self.loaded.discard(policy)
@@ -216,7 +204,6 @@ class Server:
                 raise
 
     def _compare(self, policy: PolicyVersion, sampled: Generation) -> None:
-        """Raises DataError if a probe differs from the first server's under this version."""
         if not same_weights(sampled, self._probes.setdefault(policy, sampled), self._tolerance):
             raise DataError(f"vLLM server {self.url} has other weights under {policy} than the first server")
 

@@ -1,9 +1,8 @@
 """The HTTP payloads of a vLLM server: request bodies, checks of answers, probes. Nothing here waits.
 
-A decision goes to `/inference/v1/generate`, which takes and returns token ids. Only the mask and the temperature change the
-distribution: our logits processor samples with seed and temperature of the request, and leaves vLLM one token to take. A seed for
-vLLM itself would cost a kernel launch per request over the whole vocabulary. The forced tokens at the start of a completion are
-passed as the end of the prompt.
+A decision goes to `/inference/v1/generate`, which takes and returns token ids. Our logits processor samples with the request's
+seed and temperature, and leaves vLLM one token to take; a seed for vLLM itself would cost a kernel launch per request over the
+whole vocabulary. Forced tokens at the start of a completion are passed as the end of the prompt.
 """
 
 import json
@@ -31,10 +30,8 @@ def adapter_name(policy: PolicyVersion, base: str) -> str:
 
 
 def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
-    """The forced tokens at the start of every completion, and the node after them.
-
-    Empty with node 0 if the table starts with a thought, has no branching node or is not checked yet.
-    """
+    """The forced tokens at the start of every completion, and the node after them. Empty with node 0 if the table starts with a
+    thought, has no branching node or is not checked yet."""
     head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
     return ([], 0) if start == END else (head, start)
 
@@ -66,16 +63,8 @@ def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
 def read_answer(
     content: bytes, request: GenerationRequest, policy: PolicyVersion, *, model: str, worker: str, took_ms: float
 ) -> Generation:
-    """The answer to `request`, if the model or adapter named `model`, which is `policy`, sampled it and it is a valid row.
-
-    Args:
-        worker: name of the server.
-        took_ms: milliseconds from sending to the answer.
-
-    Raises:
-        DataError: another model sampled it, its tokens are not a complete path through the table, or a log-probability is
-            impossible.
-    """
+    """The answer to `request`, if the model or adapter named `model`, which is `policy`, sampled it and it is a valid row. Raises
+    DataError if another model sampled it, its tokens are no complete path in the table, or a log-probability is impossible."""
     try:
         fields = json.loads(content)
         (choice,) = fields["choices"]
@@ -145,13 +134,11 @@ def same_weights(one: Generation, other: Generation, tolerance: float) -> bool:
 
 
 def read_counter(page: bytes, name: str) -> float:
-    """The sum of one series of a Prometheus page over its labels."""
     lines = (line for line in page.decode().splitlines() if line.startswith((name + "{", name + " ")))
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
 def error_message(content: bytes) -> str:
-    """The message of an error response, or the start of its text."""
     try:
         fields: Any = json.loads(content)
         return str((fields.get("error") or fields)["message"])[:500]

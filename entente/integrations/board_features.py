@@ -1,8 +1,4 @@
-"""Features of a position: int8 [FEATURES], one row of CHANNELS per province, then the power, the kind of phase and the years.
-
-`BoardFeatures` encodes the board once for all powers; `of` adds the features of one power: its name, the current site, and the
-destinations of its orders in this phase.
-"""
+"""Features of a position: int8 [FEATURES], a row of CHANNELS per province, then the power, the phase kind and the years."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -21,7 +17,7 @@ CHANNELS = (
 )
 """Features of a province; all are 0 or 1, except the last, a count."""
 PHASE_KINDS = ("SM", "SR", "FM", "FR", "WA")
-"""First and last letter of the phase name: the one-hot after that of the power."""
+"""First and last letter of the phase name, one-hot."""
 PROVINCES = 75
 FEATURES = PROVINCES * len(CHANNELS) + len(POWERS) + len(PHASE_KINDS) + 1
 _UNIT, _DISLODGED, _CENTRE = 4, CHANNELS.index("dislodged army"), CHANNELS.index("centre")
@@ -31,7 +27,6 @@ _COAST = {"/NC": 2, "/EC": 2, "/SC": 3}
 
 @lru_cache(maxsize=1)
 def province_rows() -> dict[str, int]:
-    """Row by province, in alphabetical order."""
     provinces = sorted({province(location) for _, location in geography().reach})
     return {name: row for row, name in enumerate(provinces)}
 
@@ -40,7 +35,6 @@ class BoardFeatures:
     __slots__ = ("_shared",)
 
     def __init__(self, board: Board, first_year: int) -> None:
-        """`first_year`: origin of the years feature."""
         rows, shared = province_rows(), np.zeros(FEATURES, np.int8)
         table = shared[: PROVINCES * len(CHANNELS)].reshape(PROVINCES, -1)
         units, dislodged, centres = board.units(), board.dislodged(), board.centres()
@@ -61,7 +55,7 @@ class BoardFeatures:
         self._shared = shared
 
     def of(self, power: str, site: str = "", orders: Sequence[str] = ()) -> np.ndarray:
-        """int8 [FEATURES]. `site`: the current unit or centre, as "A PAR" or "PAR"; `orders`: those of this phase so far."""
+        """`site`: the current unit or centre, as "A PAR" or "PAR"; `orders`: those of this phase so far."""
         features, rows, width = self._shared.copy(), province_rows(), len(CHANNELS)
         features[PROVINCES * width + POWERS.index(power)] = 1
         if site:

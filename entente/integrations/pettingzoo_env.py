@@ -1,17 +1,12 @@
 """Diplomacy as a PettingZoo environment (AEC): one agent a power, one masked action a unit.
 
-    from entente.integrations.pettingzoo_env import env
-
-A power stays selected until all of its units have an order; units with only one legal order are skipped. Powers order in
-alphabetical order, and see no other power's orders before the phase is resolved. An observation is a dictionary:
-
     observation   int8 [FEATURES], see `entente.integrations.board_features`
     text          the prompt of the power, ending with its orders of this phase so far
     action_mask   int8 [actions], 1 where an action of `entente.integrations.unit_actions` is legal
 
-The reward of a phase is the change of one reward component, so the rewards of a game add up to the component's total change. A
-power without units and centres is terminated. A win or a draw terminates all agents; after `years` game years all are truncated,
-before a winter in which no reward could change.
+Powers order alphabetically, unit by unit, and do not see each other's orders; units with one legal order are skipped. The reward
+of a phase is the change of one reward component. A power without units and centres is terminated; a win or a draw terminates all.
+After `years` game years all are truncated, before a winter in which no reward could change.
 """
 
 import random
@@ -38,13 +33,12 @@ REWARDS = ("centres_gained", "sos_share", "draw_share", "survival", "leader_gap"
 MOST_YEARS = 100
 """The rules end a game in a draw after this many years."""
 PROMPTS = PromptSettings(own_line="in_place")
-"""The board's text is then the same for all powers of a position, and written once."""
+"""The board text is then the same for all powers of a position, and is built once."""
 _LONGEST_TEXT = 8192
 _CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 \n.,:;|/-()+"
 
 
 def env(**arguments: Any) -> "DiplomacyEnv":
-    """PettingZoo's usual constructor; see `DiplomacyEnv` for the arguments."""
     return DiplomacyEnv(**arguments)
 
 
@@ -66,9 +60,8 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         """Call `reset` before the first step.
 
         Args:
-            positions: snapshots from which the start of each game is sampled; empty: spring 1901.
+            positions: snapshots to sample start positions from; empty: spring 1901.
             years: game years until all agents are truncated, at most MOST_YEARS.
-            reward: one of REWARDS.
             render_mode: 'ansi', the board's text; 'svg', a picture; 'human', the text on standard output.
 
         Raises:
@@ -103,15 +96,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         return self._action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Start a game.
-
-        Args:
-            seed: seed of the start positions from now on; None: continue the sequence.
-            options: "snapshot": id of the start position.
-
-        Raises:
-            InputError: there is no such position.
-        """
+        """`options`: "snapshot", id of the start position; InputError if unknown. `seed` None: continue the sequence."""
         if seed is not None:
             self._dice = random.Random(seed)
         if self._board is not None:
@@ -138,8 +123,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         return {"observation": features, "text": self._text(agent) + order_lines, "action_mask": mask}
 
     def step(self, action: int | None) -> None:
-        """Order the current unit of the selected power; the last order of the last power resolves the phase. Raises InputError if
-        the action is masked, or no game is in progress."""
+        """Order the current unit; the phase's last order resolves it. Raises InputError if masked or no game is in progress."""
         if self._board is None or not self.agents:
             raise InputError("no game is being played: call reset() first")
         agent = self.agent_selection
@@ -175,7 +159,7 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         return None
 
     def position(self) -> Snapshot:
-        """The current position, from which another environment can start. Raises InputError if no game is in progress."""
+        """The current position, to start another environment from. Raises InputError if no game is in progress."""
         if self._board is None:
             raise InputError("no game is being played: call reset() first")
         return self._board.snapshot(game_id="", seed=0, source="environment")
@@ -212,7 +196,6 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         self._deads_step_first()
 
     def _enter_phase(self, *, is_last: bool = False) -> None:
-        """List the legal orders of each power, and select the first with a choice."""
         board = self._board
         assert board is not None
         legal = {} if is_last else board.legal_orders()

@@ -1,8 +1,6 @@
-"""One power's orders as a sequence of actions, one for each site, with masks that keep the order set legal.
+"""One power's orders as a sequence of actions, one per site, with masks that keep the order set legal.
 
-An action is an index into one fixed list, the same for all positions and units. Its text is the order without the unit ("BUR",
-"S MAR BUR"). In builds and disbands an action may also pass a site, within the budget.
-"""
+An action is an index into one fixed list for all positions; its text is the order without the unit ("BUR", "S MAR BUR")."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -11,7 +9,7 @@ from entente.game.geography import geography, province
 from entente.game.legal import LegalOrders, OrderKind
 
 PASS = "PASS"
-"""Builds nothing at this centre, or keeps this unit."""
+"""Builds nothing here, or keeps this unit."""
 _BUILDS = {"A": "BUILD A", "F": "BUILD F", "F/NC": "BUILD F/NC", "F/SC": "BUILD F/SC"}
 
 
@@ -51,23 +49,21 @@ class UnitChoices:
     def __init__(self, legal: LegalOrders) -> None:
         self.legal = legal
         self.site = 0
-        """Index of the current site in `legal.sites`; their number when done."""
+        """Index of the current site in `legal.sites`; its length when done."""
         self.orders: list[str] = []
-        """Orders so far, in the order of the sites."""
         self._take_forced()
 
     @property
     def is_done(self) -> bool:
-        """True if no site is left; `orders` is then a legal set, except for waived builds."""
+        """If so, `orders` is a legal set, except for waived builds."""
         return self.site == len(self.legal.sites)
 
     @property
     def actions(self) -> Sequence[int]:
-        """Legal actions at the current site; empty when done."""
         return self._actions
 
     def take(self, action: int) -> bool:
-        """Take `action` for the current site; False, without effect, if it is not legal."""
+        """False, without effect, if `action` is not legal."""
         if action not in self._actions:
             return False
         self._take(self._actions.index(action))

@@ -54,7 +54,6 @@ class Entry:
     power: str = ""
     """The power to take in each; empty: any free one."""
     game_password: str | None = field(default=None, repr=False)
-    """For games with a password."""
     draw_after: int = 0
     """Game year after which the seat votes for a draw; 0: never."""
     player: str
@@ -66,19 +65,12 @@ class _Seat:
     game: str
     power: str = ""
     ordered: str = ""
-    """The last phase with orders."""
     controllers: Mapping[str, str] = field(default_factory=dict)
     probabilities: dict[str, float] = field(default_factory=dict)
-    """Probabilities of a version's accepted order sets, by phase."""
 
 
 class EnteredGames:
-    """The games of one command.
-
-    Attributes:
-        lost: dropped games.
-        missed: number of missed deadlines.
-    """
+    """The games of one command. `lost`: dropped games; `missed`: number of missed deadlines."""
 
     def __init__(self, entry: Entry, folder: Path, say: Callable[[str], None]) -> None:
         self.entry = entry
@@ -89,22 +81,13 @@ class EnteredGames:
         self._is_entered = False
 
     async def check(self) -> None:
-        """Sign in and check the games without joining one, before an engine starts.
-
-        Raises:
-            InputError: the account or a game cannot be used.
-            ServerLostError: the server does not answer.
-        """
+        """Sign in and check the games without joining, before an engine starts. Raises InputError or ServerLostError."""
         async with connect(self.entry.address) as client:
             await self._listed(client, await sign_in(client, self.entry.account, self.entry.password))
 
     async def play(self, players: Players) -> None:
-        """Play until all games are over or lost.
-
-        Raises:
-            InputError: the account, a game, the power or a password cannot be used.
-            EntenteError: the server stays unreachable, or a decision failed.
-        """
+        """Play until all games are over or lost. Raises InputError if the account, a game, the power or a password cannot be
+        used, EntenteError if the server stays unreachable or a decision failed."""
         tries = 0
         while self._seats:
             began = time.monotonic()
@@ -141,7 +124,6 @@ class EnteredGames:
             await asyncio.gather(*playing, return_exceptions=True)
 
     async def _listed(self, client: ServerClient, token: str) -> dict[str, ServerGame]:
-        """The games by id. Raises InputError if one is missing or cannot be played."""
         listings = {each.game: each for each in await client.games(token, list(self._seats))}
         if missing := next((each for each in self._seats if each not in listings), ""):
             others = sorted(each.game for each in await client.games(token))
@@ -152,7 +134,6 @@ class EnteredGames:
         return listings
 
     async def _play_game(self, client: ServerClient, token: str, seat: _Seat, players: Players) -> None:
-        """Poll one game until it is over or lost, and order in each new phase."""
         try:
             while True:
                 listing = next(iter(await client.games(token, [seat.game])), None)
@@ -175,12 +156,7 @@ class EnteredGames:
             self._say(f"game '{seat.game}' is lost: {error}")
 
     async def _join(self, client: ServerClient, token: str, seat: _Seat, listing: ServerGame) -> JoinedGame:
-        """Take a seat, or rejoin ours.
-
-        Raises:
-            InputError: no power is free, or the game's password is wrong.
-            RefusedError: the server rejects the request for another reason.
-        """
+        """Take a seat, or rejoin ours. Raises InputError if no power is free or the password is wrong, else RefusedError."""
         if seat.power and seat.power not in listing.mine:
             seat.ordered = ""
             self._say(f"the server took {seat.power} away in {listing.phase} of game '{seat.game}': joining again")
@@ -245,12 +221,10 @@ class EnteredGames:
             seat.probabilities[phase] = choice.probability
 
     async def _order_nothing(self, client: ServerClient, token: str, seat: _Seat, phase: str, why: Exception) -> None:
-        """Send an empty order set, which the server completes by the rules."""
         self._say(f"{seat.power} orders nothing in {phase} of game '{seat.game}', and continues: {why}")
         await self._give(seat, phase, client.give_orders(token, seat.game, seat.power, phase, ()))
 
     async def _give(self, seat: _Seat, phase: str, request: Awaitable[None]) -> bool:
-        """Send a request of a phase; False if the server rejects it."""
         try:
             await request
         except RefusedError as error:

@@ -28,7 +28,6 @@ def keep_game(
 
     Args:
         saved: see `ServerClient.saved`.
-        player: our player.
         controllers: account by power, as far as the server reports them.
         probabilities: of a version's order sets, by phase.
         say: logs a message for each recorded order that is not legal; these are left out.

@@ -29,7 +29,6 @@ class Choice:
     probability: float | None = None
     """Probability of the whole set under the policy version; None for other players."""
     proposals: tuple[SavedProposal, ...] = ()
-    """The proposals of a search, if there were several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,7 +43,6 @@ class Turn:
     probabilities: Mapping[str, float]
     """Of policy versions' order sets, by power."""
     proposals: Mapping[str, tuple[SavedProposal, ...]]
-    """Of searching players, by power."""
 
 
 class Players(Protocol):
@@ -55,9 +53,7 @@ class Players(Protocol):
         """The players that may take a seat or give a hint."""
         ...
 
-    async def choose(self, name: str, request: DecisionRequest) -> Choice:
-        """The order set of player `name`."""
-        ...
+    async def choose(self, name: str, request: DecisionRequest) -> Choice: ...
 
 
 async def _keep_nothing() -> None:
@@ -70,8 +66,6 @@ class PlayedGame:
     Attributes:
         name: used in file names and seeds.
         seats: the player of each power, HUMAN for a person.
-        turns: the resolved phases.
-        board: the current position.
         pending: order sets of people for this phase.
         years: game years after which it ends; 0: when a power has won.
         revision: increases with every change; requests with an older one raise StaleError.
@@ -79,7 +73,6 @@ class PlayedGame:
     """
 
     def __init__(self, name: str, seats: Mapping[str, str], players: Players, *, seed: int = 0, years: int = 0) -> None:
-        """A game in spring 1901. Raises InputError if a power has no seat, or a seat an unknown player."""
         self.name, self.seats, self.seed, self.years = name, dict(seats), seed, years
         if sorted(self.seats) != sorted(POWERS):
             raise InputError(f"a game needs a player for each of {', '.join(POWERS)}")
@@ -154,10 +147,8 @@ class PlayedGame:
     async def go_on(self, revision: int) -> None:
         """Resolve one phase in which no person has to order: in a game without people, or after a failed decision.
 
-        Raises:
-            StaleError: the game has moved on.
-            InputError: the game is over, or a person has to order first.
-            EngineError, DataError: a player's decision failed.
+        Raises StaleError; InputError if the game is over or a person has to order first; EngineError or DataError for a failed
+        decision.
         """
         self._check(revision)
         if self.waits_for:
@@ -165,12 +156,7 @@ class PlayedGame:
         await self._play_on()
 
     async def undo(self, turn: int, revision: int) -> None:
-        """Return to the position before this turn, counted from 0.
-
-        Raises:
-            StaleError: the game has moved on.
-            InputError: there is no such turn.
-        """
+        """Return to the position before this turn, counted from 0. Raises StaleError, and InputError if there is no such turn."""
         self._check(revision, over=True)
         if not 0 <= turn < len(self.turns):
             raise InputError(f"there is no position {turn} to return to: the game has {len(self.turns)} before this one")
@@ -181,13 +167,8 @@ class PlayedGame:
         await self.keep()
 
     async def hint(self, power: str, player: str, revision: int) -> Choice:
-        """The order set that `player` would choose for `power`.
-
-        Raises:
-            StaleError: the game has moved on.
-            InputError: the power has nothing to order, or there is no such player.
-            EngineError, DataError: the decision failed.
-        """
+        """The order set that `player` would choose. Raises StaleError, InputError (nothing to order, no such player),
+        EngineError, DataError."""
         self._check(revision)
         if player not in self._players.names:
             raise InputError(f"there is no player '{player}' here: choose among {', '.join(self._players.names)}")
@@ -201,8 +182,7 @@ class PlayedGame:
         probabilities: Mapping[str, float],
         proposals: Mapping[str, tuple[SavedProposal, ...]],
     ) -> None:
-        """Resolve a phase with recorded orders, to restore a stored game. Raises InputError if the game is over, or an order set
-        is not legal."""
+        """Resolve a phase with recorded orders, to restore a game. Raises InputError if it is over, or orders are not legal."""
         if self.is_over:
             raise InputError(f"it continues after its end in {self.last_year}")
         legal = self.board.legal_orders()

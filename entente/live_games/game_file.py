@@ -30,7 +30,6 @@ class GameFile:
         self._turn = asyncio.Lock()
 
     async def write(self, game: PlayedGame) -> None:
-        """Replace the content atomically."""
         async with self._turn:
             content = saved(game).model_dump_json().encode() + b"\n"
             try:

@@ -55,8 +55,7 @@ def has_key(headers: Headers, key: str) -> bool:
 
 
 def foreign_header(headers: Headers, own: Collection[str]) -> Literal["host", "origin"] | None:
-    """The header that names another host or another page (DNS rebinding, cross-site requests); None: neither does. `own`: allowed
-    values of Host; the first is that of the server's own page."""
+    """The header that names another host or page (DNS rebinding, cross-site requests). `own`: allowed Hosts, the page's first."""
     names = [name.encode() for name in own]
     if headers.get(b"host", b"") not in names:
         return "host"
@@ -85,8 +84,6 @@ class CheckedHeaders:
 
 
 class _Server(uvicorn.Server):
-    """Calls `on_shutdown` before it shuts down."""
-
     def __init__(self, config: uvicorn.Config, on_shutdown: Callable[[], object] | None) -> None:
         super().__init__(config)
         self._on_shutdown = on_shutdown

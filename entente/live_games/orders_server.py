@@ -40,8 +40,6 @@ LARGEST_BODY = 2 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
-    """A policy version, or a model, and the engine that serves it."""
-
     name: str
     """Model name of the API: 'mine:v20' or 'models/whole-192'."""
     fingerprint: str
@@ -50,16 +48,11 @@ class ServedPolicy:
     engine: Engine
     tokens: Tokens
     version: int
-    """Its number in the engine."""
 
 
 class OrderSampler:
-    """The samples in flight of one served policy, on the HTTP server's event loop.
-
-    Attributes:
-        failure: why the engine is permanently lost.
-        on_failure: called when `failure` is set.
-    """
+    """The samples in flight of one served policy, on the HTTP server's event loop. `failure`: why the engine is permanently lost;
+    `on_failure` is called then."""
 
     def __init__(self, policy: ServedPolicy, most: int = MAX_REQUESTS) -> None:
         self.policy = policy
@@ -69,10 +62,8 @@ class OrderSampler:
         self._most = most
 
     async def answer(self, asked: ChatRequest, legal: LegalOrders, board: Board, name: str, receive: Receive) -> list[Sampled]:
-        """One sample for each choice of a request; empty if the client disconnects. A failed sample cancels the others.
-
-        Args:
-            name: unique among the requests in flight.
+        """One sample for each choice; empty if the client disconnects. A failed sample cancels the others. `name` is unique in
+        flight.
 
         Raises:
             ApiError: an answer may be longer than the request allows, or too many samples are in flight.
@@ -136,12 +127,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def orders_app(samples: OrderSampler, key: str | None, own_names: Sequence[str]) -> FastAPI:
-    """The app over one served policy.
-
-    Args:
-        key: the key that clients must send; None: no key.
-        own_names: allowed Host values of a server on a loopback address; empty: any, on other addresses.
-    """
+    """The app over one served policy. `key` None: no key. `own_names`: allowed Hosts on a loopback address, else empty."""
     policy, began = samples.policy, int(time.time())
     app = FastAPI(title="entente orders", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, own_names=own_names))
@@ -204,7 +190,6 @@ def orders_app(samples: OrderSampler, key: str | None, own_names: Sequence[str])
 
 
 def _refusal(scope: Scope, key: str | None, own_names: Sequence[str]) -> Response | None:
-    """The error response to a request with another Host, an Origin, a wrong key or a large body; None: accepted."""
     headers = headers_of(scope)
     foreign = foreign_header(headers, own_names) if own_names else "origin" if b"origin" in headers else None
     refusal = None

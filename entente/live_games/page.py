@@ -67,7 +67,6 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
 
 @lru_cache(maxsize=1024)
 def _played(turn: Turn) -> dict[str, Any]:
-    """Cached, because turns do not change."""
     return _position(turn.board, turn.orders, turn.results, turn.probabilities, turn.proposals)
 
 

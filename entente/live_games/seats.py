@@ -13,8 +13,6 @@ from storage.played_games import SavedProposal
 
 
 class SeatedPlayers:
-    """Implements `entente.live_games.game.Players` with open players."""
-
     def __init__(self, names: Sequence[str], opened: OpenPlayers, temperature: float = 1.0) -> None:
         self.names = tuple(names)
         self._opened, self._temperature = opened, temperature

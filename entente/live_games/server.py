@@ -31,7 +31,6 @@ from entente.telemetry.errors import EntenteError, InputError
 
 _LARGEST_BODY = 1 << 14
 _WAIT_S = 25.0
-"""Long-poll timeout of the page, seconds."""
 _Word = Annotated[str, Field(max_length=64)]
 
 
@@ -60,13 +59,7 @@ def new_key() -> str:
 
 
 def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str, file: str = "") -> FastAPI:
-    """The app of one game.
-
-    Args:
-        players: names of players for hints.
-        address: host and port, as in the browser's Host header.
-        file: path of the game's file, quoted for a shell; empty: not stored.
-    """
+    """The app of one game. `players`: for hints; `address`: as in Host; `file`: the game's, shell-quoted; empty: not stored."""
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, address=address))
 
@@ -160,7 +153,6 @@ def _sentence(status: int, text: str, **more: Any) -> JSONResponse:
 
 
 def _refusal(scope: Scope, key: str, address: str) -> Response | None:
-    """The error response to a request with a wrong key, Host or Origin, or with a large body; None: accepted."""
     headers = headers_of(scope)
     match foreign_header(headers, (address, f"localhost:{address.rpartition(':')[2]}")):
         case "host":

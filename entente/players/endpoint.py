@@ -1,7 +1,4 @@
-"""Names of endpoints, `openai:MODEL@URL`, and their settings.
-
-An endpoint's key is read from the environment, and sent to its own host only.
-"""
+"""Names of endpoints, `openai:MODEL@URL`, and settings. A key is read from the environment, and sent to its own host only."""
 
 import os
 import re
@@ -33,7 +30,6 @@ class OutsideSettings(Settings):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     model: str
-    """The model's name there."""
     url: str
     """Address before `/chat/completions`, without a slash at the end."""
 

@@ -17,7 +17,6 @@ from entente.telemetry.errors import EngineError, EngineLostError
 from entente.telemetry.progress import reporter, shown
 
 MAX_BODY = 1 << 20
-"""Largest body of an answer, bytes."""
 MAX_TEXT = 20_000
 """Most characters of an answer to keep: the last ones outside thoughts, because the orders come last."""
 TIMEOUT_S = 120.0
@@ -35,14 +34,10 @@ _BYTES_PER_TOKEN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The answer to one request, or why there is none."""
-
     text: str
     """What the model wrote, at most MAX_TEXT characters; empty if there is no answer."""
     cut_off: bool = False
-    """The token limit cut the answer off."""
     failed: str = ""
-    """Why there is no answer; empty if there is one."""
     tokens: int
     """Tokens of prompt and answer, reported by the endpoint or estimated."""
 
@@ -70,15 +65,10 @@ class EndpointClient:
         self._limit = "max_tokens"
         self._has_answered = self._closed = self._was_cut_off = False
         self._failures = 0
-        """Requests since the last answer that failed with all their retries."""
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> Reply:
-        """A request that fails with all its retries returns a reply without text.
-
-        Raises:
-            EngineError: the endpoint refuses key, model or request.
-            EngineLostError: it is unreachable, never answered, or failed `LOST_AFTER` times in a row.
-        """
+        """After all its retries a failed request returns a reply without text. Raises EngineError if the endpoint refuses key,
+        model or request; EngineLostError if it is unreachable, never answered, or failed `LOST_AFTER` times in a row."""
         tries, wasted = RETRIES + 1, 0
         fault = _Fault("no request was sent")
         for number in range(tries):
@@ -108,7 +98,6 @@ class EndpointClient:
         return Reply(text="", failed=str(fault), tokens=wasted)
 
     async def close(self) -> None:
-        """Close the connections. Requests in flight fail."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -127,13 +116,8 @@ class EndpointClient:
                 self._limit = "max_completion_tokens"
 
     async def _post(self, body: bytes) -> bytes:
-        """The body of a 200, with the key masked.
-
-        Raises:
-            _Fault: a retry may succeed.
-            _Refused: the endpoint does not understand the request.
-            EngineError: the endpoint refuses key, model or address.
-        """
+        """The body of a 200, with the key masked. Raises _Fault if a retry may succeed, _Refused if the endpoint does not
+        understand the request, EngineError if it refuses key, model or address."""
         if self._closed:
             raise _Fault("it was closed")
         if self._session is None:

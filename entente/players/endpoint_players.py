@@ -32,16 +32,13 @@ AT_ONCE = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
     key: str
-    """See `answer_key`."""
     player: str
     phase: str
     power: str
     text: str
     """The model's output; empty if there was no answer."""
     cut_off: bool = False
-    """The token limit cut the answer off."""
     failed: str
-    """Why there was no answer; empty if there was one."""
     tokens: int
 
 
@@ -49,8 +46,7 @@ _ANSWER = TypeAdapter(StoredAnswer)
 
 
 def answer_key(player: str, rng_name: str, messages: Sequence[Any]) -> str:
-    """Hash of the endpoint, the name of the game's seed, and the messages. Equal questions of one game, or of the forks of one
-    start group, share one answer."""
+    """Hash of endpoint, seed name and messages: equal questions of one game, or of a start group's forks, share one answer."""
     return hashlib.sha256(json.dumps([player, rng_name, messages]).encode()).hexdigest()[:32]
 
 
@@ -106,7 +102,6 @@ class OutsideDecider:
         return orders
 
     def take(self, game: str) -> AnswerCounts:
-        """Return and clear the counts of one game."""
         return self._counts.pop(game, AnswerCounts())
 
     def take_all(self) -> AnswerCounts:
@@ -118,13 +113,11 @@ class OutsidePlayers:
     """The endpoints of one match or run, and their answers. Call the deciders on one event loop."""
 
     def __init__(self, names: Iterable[str], file: Path, settings: OutsideSettings) -> None:
-        """Raises an InputError if a name is not of the form `openai:MODEL@URL`."""
         self._settings = settings
         self._file = AnswerFile(file)
         self._clients = {name: EndpointClient(read_endpoint(name), settings) for name in names}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._asked: dict[str, asyncio.Task[StoredAnswer]] = {}
-        """Questions in flight, by key."""
         self.deciders: Mapping[str, OutsideDecider] = {name: OutsideDecider(name, self) for name in self._clients}
 
     async def answer(self, name: str, request: DecisionRequest) -> StoredAnswer:

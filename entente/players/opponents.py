@@ -1,9 +1,8 @@
 """The table of opponents, and the random choice of players from it.
 
-A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 by default. A name is a scripted
-player, a published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run.
-`entente/rollouts/league.py` replaces `league` by versions with weights before a start group is played. Scripted players and
-versions may search (`dumbbot+search`); `entente/players/shared_search.py` makes them.
+A table is a text such as `dumbbot*3,territorial,v0,league*2`: names with weights, 1 by default. A name is a scripted player, a
+published version (`v12`), an endpoint (`openai:model@http://host:port/v1`) or `league`, past versions of the run, which
+`entente/rollouts/league.py` fills in before a start group is played. Scripted players and versions may search (`dumbbot+search`).
 """
 
 import math
@@ -16,7 +15,6 @@ from entente.players.seeds import seeded_rng
 POLICY = "policy"
 """Seat of a power that the trained policy plays; its decisions are recorded. Other seats name a decider or a scripted player."""
 LEAGUE = "league"
-"""The name of the whole league of the run, among the names of opponents."""
 _VERSION = re.compile(r"v(\d+)")
 _ENDPOINT = "openai:"
 
@@ -60,8 +58,7 @@ def is_endpoint(name: str) -> bool:
 
 
 def seat_name(name: str) -> str:
-    """Name of a table's player in seats and rows: "policy:12" for "v12", "policy:12+search" for "v12+search"; other players keep
-    their names."""
+    """A table's player in seats and rows: "policy:12" for "v12", "policy:12+search" for "v12+search"; others keep their names."""
     version = version_of(name)
     return name if version is None else f"{POLICY}:{version}{SEARCHES if name.endswith(SEARCHES) else ''}"
 
@@ -73,10 +70,8 @@ def seat_version(seat: str) -> int | None:
 
 
 def sample_opponents(shared: str, table: OpponentTable, powers: Sequence[str], *, by_seat: bool = False) -> dict[str, str]:
-    """The seat of each of `powers` in the start group named `shared`: one random choice for all, or with `by_seat` one each.
-
-    The choice depends only on `shared`, and with `by_seat` on the power.
-    """
+    """The seat of each of `powers`: one random choice for all, or with `by_seat` one each. Depends only on `shared`, the start
+    group's name, and with `by_seat` on the power."""
     if by_seat:
         return {power: _sample(table, shared, "opponents", power) for power in powers}
     return dict.fromkeys(powers, _sample(table, shared, "opponents"))

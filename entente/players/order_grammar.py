@@ -29,7 +29,6 @@ class _Reading(NamedTuple):
     action: str
     unit: _Unit
     other: _Unit | None = None
-    """The unit that is supported or convoyed."""
     goal: str = ""
     """Where the unit moves or retreats to, or the other unit moves to."""
     via: bool = False
@@ -38,11 +37,9 @@ class _Reading(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     order: str | None
-    """The legal order that it means, or None."""
     end: int
     """Index of the token after it."""
     place: str
-    """Province of its unit."""
     typed: bool
     """The text names the unit's type, so it is an order even if it is not legal."""
 
@@ -69,11 +66,8 @@ class OrderGrammar:
             self._legal[reading.action, reading.unit.place[:3]].append((reading, order))
 
     def at(self, tokens: Sequence[Lexeme], start: int, verb: str = "") -> Match | None:
-        """The longest order that begins at this token; None if none does.
-
-        Args:
-            verb: action of a heading such as "Builds:", under which a unit alone is an order.
-        """
+        """The longest order that begins here, if any. `verb`: of a heading such as "Builds:", under which a unit alone is an
+        order."""
         first = tokens[start]
         if first.kind is Token.ACTION and len(first.text) > 1:
             if first.value in ("S", "C"):

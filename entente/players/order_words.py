@@ -79,7 +79,6 @@ _WORDS: dict[str, tuple[Token, str]] = {
     for word in words.split()
 }
 _EVERYDAY = frozenset({"BLACK", "BOTH", "EAST", "EASTERN", "NOR", "PORT", "WEST", "WESTERN"})
-"""Names of places that are also everyday words."""
 _FURTHER = {
     "EAST MED": "EAS",
     "EASTERN MED": "EAS",
@@ -91,7 +90,6 @@ _FURTHER = {
     "SAINT PETERSBURG": "STP",
     "TUNISIA": "TUN",
 }
-"""Names that models write and the engine lacks."""
 
 _ARROW = re.compile(
     r"\$?(?<!\\)\\+(?:LONG)?(?:RIGHTARROW|TO)(?![A-Z])\$?|(?<![-=])[-=]+>+|[\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f]"
@@ -108,7 +106,6 @@ _COAST = (
 
 
 def lines_of(text: str) -> list[list[Lexeme]]:
-    """The tokens of each line of a text, without meaningless marks."""
     return [[_lexeme(match) for match in _lexer().finditer(_MARKER.sub("", line))] for line in _plain(text).splitlines()]
 
 

@@ -1,7 +1,4 @@
-"""Serves the past versions that play opponents. Their decisions are not recorded.
-
-They are adapters of the run's own engine, next to the versions that the run trains on.
-"""
+"""Serves past versions as opponents, as adapters of the run's own engine. Their decisions are not recorded."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +25,6 @@ class PastVersions:
         """The versions of the newest block, which the next one probably uses too."""
         self._loaded: set[int] = {BASE_VERSION}
         self._newest = BASE
-        """The newest version of the run that was published."""
         self._changing = asyncio.Lock()
 
     @property

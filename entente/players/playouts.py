@@ -15,11 +15,8 @@ from entente.players.seeds import seeded_rng
 
 
 class Playouts:
-    """The playouts of one decision, by order set and scenario.
-
-    A scenario seeds all seats by phase and power. Its playouts share the others' first orders, and the play after a position that
-    several order sets reach.
-    """
+    """The playouts of one decision, by order set and scenario, which seeds all seats by phase and power. Its playouts share the
+    others' first orders, and the play after a position that several order sets reach."""
 
     def __init__(self, board: Board, power: str, seed_name: str, settings: SearchSettings) -> None:
         """`board` is not changed; `luck` seeds the decision."""
@@ -51,12 +48,10 @@ class Playouts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scenario:
     name: str
-    """Name that seeds it."""
     seats: dict[str, Player]
     first: dict[str, Sequence[str]]
     """Orders of the others in the first phase."""
     looks_back: bool
-    """Whether a seat's player may read the last orders."""
     values: dict[object, float] = field(default_factory=dict)
     """By the position after the first phase."""
 

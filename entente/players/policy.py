@@ -28,17 +28,12 @@ _RETIRED_VERSIONS_MAX = 3
 
 
 class Tokens:
-    """Converts decisions to tokens and back for one model: prompt form, codec and legal tables."""
-
     def __init__(self, codec: Codec, prompts: PromptSettings = DEFAULT_PROMPTS) -> None:
-        """Raises an InputError if the prompt form cannot use the model's chat template or tokenizer."""
         self.codec, self.prompts = codec, prompts
         self.thinking = thinking_of(codec, prompts.thinking_tokens)
-        """How completions begin with a thought; None: completions have orders only."""
         self.form = PromptForm(codec, prompts, ANSWER_CUE if self.thinking is None else self.thinking.cue)
         self.tables = TableBuilder(codec, thinking=self.thinking)
         self._text: tuple[tuple[Board, str, str], str] | None = None
-        """The last text of a board, with its board, phase and power."""
 
     def prompt_ids(self, board: Board, legal: LegalOrders) -> list[int]:
         return self.form.ids(self._board_text(board, legal.power), power_text(legal, board, self.prompts, cue=""))
@@ -86,11 +81,8 @@ class DecisionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """An order set that a policy version sampled, with the data that a row stores of it."""
-
     orders: list[str]
     seed: int
-    """Of its random numbers."""
     prompt_ids: list[int]
     generation: Generation
     legal_ids: np.ndarray
@@ -105,8 +97,6 @@ class Sampled:
 
 
 class Decider(Protocol):
-    """Chooses the orders of a power asynchronously."""
-
     async def decide(self, request: DecisionRequest) -> Sequence[str] | Sampled:
         """One legal set of orders in canonical form; raises an EngineError or DataError if the decision failed."""
         ...
@@ -125,14 +115,7 @@ class PolicyPlayer:
         return await self.sample(request)
 
     async def sample(self, request: DecisionRequest, repetition: int = 0) -> Sampled:
-        """Sample one order set.
-
-        Args:
-            repetition: number of the sample, from 0, if one request is sampled several times. Each has its own seed.
-
-        Raises:
-            EngineError, DataError: the engine could not generate it.
-        """
+        """Sample one order set; `repetition`, from 0, numbers and seeds the sample. Raises EngineError or DataError."""
         legal, suffix = request.legal, (repetition,) if repetition else ()
         table = self.tokens.tables.table(legal)
         prompt_ids = self.tokens.prompt_ids(request.board, legal)

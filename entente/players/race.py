@@ -5,11 +5,9 @@
     out       a challenger is dropped after a heat if its sum of values is less, from the second heat on also if it is equal
     best      a challenger that is ahead after the last heat
 
-Most changes of a good order set are bad, and two scenarios are enough to see it. The best's playouts are reused.
-Early stopping of a race: Maron & Moore 1997, "The racing algorithm". Equal scenarios for all candidates: Kleywegt, Shapiro &
-Homem-de-Mello 2002, "The sample average approximation method".
-
-This module knows neither boards nor players.
+Most changes of a good order set are bad, and two scenarios are enough to see it. The best's playouts are reused. Early stopping:
+Maron & Moore 1997, "The racing algorithm". Equal scenarios for all: Kleywegt, Shapiro & Homem-de-Mello 2002, "The sample average
+approximation method".
 """
 
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
@@ -26,8 +24,7 @@ Candidate = TypeVar("Candidate", bound=Hashable)
 class Raced(Generic[Candidate]):
     best: Candidate
     values: dict[Candidate, list[float]]
-    """Values by scenario of each candidate that raced, in the order in which they entered. Only candidates with equally many
-    values can be compared; the best has those of all scenarios."""
+    """Values by scenario, in order of entry. Only candidates with equally many can be compared; the best has all scenarios."""
 
 
 async def race(

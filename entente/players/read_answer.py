@@ -18,13 +18,10 @@ _THOUGHT = re.compile(
     rf"|</(?:[a-z]+:)?(?:{_NAMES})>|\[/think\]|\u25c1/think\u25b7|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>",
     re.IGNORECASE,
 )
-"""Marks of the beginning and the end of a thought, of all families of models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCounts:
-    """Counts of an endpoint's decisions and answers; instances can be added."""
-
     answers: int = 0
     """Decisions that it was asked to make."""
     unanswered: int = 0
@@ -51,12 +48,8 @@ class AnswerCounts:
 
 
 def read_answer(text: str, legal: LegalOrders, *, cut_off: bool = False) -> tuple[list[str], AnswerCounts]:
-    """The order set in an answer, legal and complete, and the counts of this one decision.
-
-    Args:
-        cut_off: the token limit cut the answer off. It may be an unfinished thought, so it counts only if it begins with orders
-            or contains the end of a thought.
-    """
+    """The order set in an answer, legal and complete, and the counts of this decision. `cut_off`: by the token limit; such an
+    answer may be an unfinished thought, so it counts only if it begins with orders or contains the end of a thought."""
     answer = without_thoughts(text)
     begun = answer[: max(map(answer.rfind, "\n,;")) + 1] if cut_off else answer  # the last order may lack its end
     written = written_orders(begun, legal)
@@ -103,7 +96,6 @@ def without_thoughts(text: str) -> str:
 class _Set:
     picks: int
     chosen: dict[int, str] = field(default_factory=dict)
-    """By site."""
     waived: int = 0
 
     @property
@@ -112,10 +104,8 @@ class _Set:
 
 
 def _last_set(blocks: Sequence[Block], legal: LegalOrders) -> tuple[_Set, int]:
-    """The last complete set, and the number of illegal orders up to the end of its block.
-
-    A set is complete within one block, or else over several. Without one, the last order of each site counts.
-    """
+    """The last set complete within one block, or else over several, or else each site's last order; and the number of illegal
+    orders up to its block's end."""
     site_of = {order: site for site, options in enumerate(legal.options) for order in options}
     complete: _Set | None = None
     latest = _Set(legal.picks)
@@ -131,10 +121,8 @@ def _last_set(blocks: Sequence[Block], legal: LegalOrders) -> tuple[_Set, int]:
 
 
 def _sets_in(block: Block, latest: _Set, site_of: Mapping[str, int]) -> tuple[_Set | None, _Set, int]:
-    """The last set that a block completes, the incomplete one after it, and the number of illegal orders.
-
-    Orders for other sites right after a complete set are builds or disbands too many, and no new set.
-    """
+    """The last set that a block completes, the incomplete one after it, and the number of illegal orders. Orders for other sites
+    right after a complete set are builds or disbands too many, and no new set."""
     complete: _Set | None = None
     illegal = 0
     for order in block:

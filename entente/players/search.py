@@ -26,8 +26,6 @@ SCENARIOS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
-    """Tuples have one entry per order set."""
-
     proposals: tuple[tuple[str, ...], ...]
     """Legal order sets without repetitions: the proposals in their order, then the changes that met all scenarios."""
     values: tuple[float, ...]
@@ -35,7 +33,6 @@ class SearchResult:
     visits: tuple[int, ...]
     """Playouts of each. Those with as many as the best met the same scenarios."""
     best: int
-    """Index of the order set to play."""
 
     @property
     def orders(self) -> list[str]:
@@ -45,15 +42,8 @@ class SearchResult:
 async def propose(
     request: DecisionRequest, policy: PolicyPlayer | None, settings: SearchSettings
 ) -> dict[tuple[str, ...], float | None]:
-    """Distinct legal order sets: `settings.proposals` samples of the policy, then one of each name in `settings.scripted`.
-
-    The first sample is the one that the policy would play without a search.
-
-    Args:
-        policy: None: only scripted players propose.
-
-    Returns:
-        Order set -> the policy's probability of it; None if only scripted players proposed it.
+    """Distinct legal order sets (`settings.proposals` samples of the policy, then one of each name in `settings.scripted`) -> the
+    policy's probability, None if only scripted players proposed it. The first is what the policy plays without search.
 
     Raises:
         InputError: a scripted player is unknown.
@@ -74,16 +64,8 @@ async def propose(
 async def search(
     board: Board, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, seed_name: str
 ) -> SearchResult:
-    """Race the proposals of a decision, then changes of the best of them.
-
-    Args:
-        board: the position; not changed.
-        proposals: order sets; equal ones count once.
-        luck: name that seeds the decision.
-
-    Raises:
-        InputError: there is no proposal, one is not legal, or `settings.player` names a player that does not exist.
-    """
+    """Race the proposals (equal ones count once), then changes of the best. `luck` seeds the decision; `board` is not changed.
+    Raises InputError if there is no proposal, one is not legal, or `settings.player` names an unknown player."""
     legal = board.legal_orders()[power]
     candidates = list(dict.fromkeys(tuple(orders) for orders in proposals))
     if not candidates:
@@ -128,8 +110,6 @@ def search_apart(
 
 
 class SearchDecider:
-    """Plays the best of its proposals; a policy version proposes, or a scripted player."""
-
     def __init__(
         self,
         settings: SearchSettings,
@@ -138,13 +118,7 @@ class SearchDecider:
         proposer: str = "",
         processes: ProcessPool | None = None,
     ) -> None:
-        """Check the names of players.
-
-        Args:
-            policy: makes the `settings.proposals`.
-            proposer: the scripted player that makes them, if no policy does.
-            processes: search; None: this process does.
-        """
+        """`policy` makes the `settings.proposals`, or else the scripted player `proposer`. `processes` None: search here."""
         if proposer:
             scripted = (proposer,) * settings.proposals + settings.scripted
             settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
@@ -165,7 +139,6 @@ class SearchDecider:
 
 
 def search_seed_name(request: DecisionRequest) -> str:
-    """Name that seeds a decision's playouts."""
     return f"{request.rng_name}/{request.phase_index}/{request.power}"
 
 

@@ -1,8 +1,7 @@
 """Players that search, such as `dumbbot+search` and `v12+search`: opponents of rollouts, and teachers of a base model.
 
-Forks of a start group share seeds, as with scripted players, so they share the search of a position. Playouts run on the games'
-event loop, for `AT_ONCE` searches at a time. The engine may step between two playouts, so samples wait for a few milliseconds
-only, and a run stays repeatable.
+Forks of a start group share seeds, so they share the search of a position. Playouts run on the games' event loop, for `AT_ONCE`
+searches at a time. The engine may step between two playouts, so samples wait a few milliseconds only, and runs stay repeatable.
 """
 
 import asyncio
@@ -41,14 +40,7 @@ class SharedSearch:
 
 
 def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> dict[str, SharedSearch]:
-    """The deciders of these names of a table of opponents, by seat. Call it on the games' event loop.
-
-    Args:
-        engine: serves the versions among them.
-
-    Raises:
-        InputError: there is no such scripted player.
-    """
+    """Deciders of these names by seat; call it on the games' event loop. Raises InputError for an unknown scripted player."""
     turns, deciders = asyncio.Semaphore(AT_ONCE), dict[str, SharedSearch]()
     for name in names:
         version = version_of(name)

@@ -17,9 +17,7 @@ _REJECTING = re.compile(
     r"|IF|ILLEGAL|INSTEAD|INVALID|LATER|MIGHT|NEVER|NEXT|NOT|.*N'T|OPTIONS?|OTHER|OVER|PREDICT.*|PREVIOUS(LY)?|RATHER|REJECT(ED|ING|S)?"
     r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
 )
-"""Words of a heading or sentence that rejects its orders."""
 _GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|HENCE|SO|SUBMIT.*|THEREFORE|THUS")
-"""Words that outweigh those."""
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
 """Words directly after an order that is only mentioned."""
 _STOPS = frozenset(".;!?")

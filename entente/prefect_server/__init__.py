@@ -1,4 +1,1 @@
-"""The Prefect server of this machine: its environment, key, database and automations.
-
-Commands start and stop one, or use the user's own. Read `own_server.py` first. This package imports no flow.
-"""
+"""The Prefect server of this machine: environment, key, database, automations. Imports no flow. Read `own_server.py` first."""

@@ -1,9 +1,9 @@
-"""Automations and limits of Prefect's server. `entente up` creates them, and updates those that differ.
+"""Automations and limits of Prefect's server; `entente up` creates them, and updates those that differ.
 
     python -m entente.prefect_server.automations    applies them to the server at PREFECT_API_URL, without `entente up`
 
-An automation only reports: a run without heartbeats, a run to recover, an alert to forward. flows/recover_training.py reads the
-files of the run and decides what to do. An automation that a user switched off stays off.
+An automation only reports: missing heartbeats, a run to recover, an alert to forward. flows/recover_training.py reads the
+run's files and decides. An automation that a user switched off stays off.
 """
 
 import os
@@ -149,11 +149,8 @@ def pass_on_alerts(block: str | None) -> list[dict[str, Any]]:
 
 @contextmanager
 def server_client() -> Iterator["SyncPrefectClient"]:
-    """Prefect's client of the server at PREFECT_API_URL, with the key in PREFECT_API_AUTH_STRING, if there is one.
-
-    Raises:
-        InputError: raised from the block if the server does not answer or refuses.
-    """
+    """Prefect's client of the server at PREFECT_API_URL; raises InputError from the block if it does not answer or refuses.
+    Sends the key in PREFECT_API_AUTH_STRING, if there is one."""
     import httpx
     from prefect.exceptions import PrefectException
 

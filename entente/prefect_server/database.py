@@ -1,7 +1,5 @@
-"""Checks Prefect's SQLite database: whether the installed Prefect can open it, and whether its disk has free space.
-
-A server that cannot open or write its database answers late and without the reason. So commands examine the file, read-only.
-"""
+"""Checks Prefect's SQLite database: can the installed Prefect open it, and does its disk have free space. Read-only, by file,
+because a server that cannot open or write its database answers late and without the reason."""
 
 import os
 import re
@@ -36,11 +34,7 @@ def database_file() -> Path | None:
 
 
 def check_database() -> None:
-    """Check the database before a server opens it.
-
-    Raises:
-        InputError: it is damaged, or a newer release of Prefect wrote it.
-    """
+    """Raise InputError if the database is damaged, or a newer release of Prefect wrote it."""
     file = database_file()
     if file is None or not file.is_file():
         return
@@ -73,11 +67,7 @@ def _examine(file: Path) -> tuple[str, list[str]]:
 
 
 def check_room() -> None:
-    """Check that the disk of the database is not full, if the server in use is on this machine.
-
-    Raises:
-        DiskFullError: its disk is full.
-    """
+    """Raise DiskFullError if the server in use is on this machine and the disk of its database is full."""
     file, address = database_file(), os.environ.get("PREFECT_API_URL")
     if address and urlsplit(address).hostname not in LOOPBACK:
         return

@@ -1,7 +1,7 @@
-"""Which checkout a Prefect server belongs to: the working folder of its deployments, and of the process behind a port.
+"""Finds the checkout that a Prefect server belongs to: working folder of its deployments, and of the process behind a port.
 
-Two checkouts have deployments of the same names. Deploying the second to the server of the first would move all of them,
-including the recovery of the first one's runs.
+Two checkouts have deployments of the same names: deploying the second to the first's server would move them all, including the
+recovery of the first one's runs.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,8 @@ _STEP = "prefect.deployments.steps.set_working_directory"
 
 
 def check_folder(address: str, entrypoints: Iterable[str], deployments: Iterable["DeploymentResponse"], *, moved: bool) -> None:
-    """Check that the server's deployments of these entrypoints run in the current folder, or do not exist yet.
-
-    Args:
-        moved: the server belongs to this folder, so deployments of a missing folder date from before a rename.
-
-    Raises:
-        InputError: they run in another folder.
-    """
+    """Raise InputError if the server's deployments of these entrypoints run in another folder. With `moved` the server belongs
+    to this folder, so deployments of a missing folder date from before a rename."""
     steps = (step for each in deployments if each.entrypoint in set(entrypoints) for step in each.pull_steps or ())
     for folder in sorted({step[_STEP]["directory"] for step in steps if _STEP in step}):
         if Path(folder).resolve() != Path.cwd() and not (moved and not Path(folder).exists()):

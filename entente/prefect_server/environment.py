@@ -1,7 +1,7 @@
 """Sets the environment variables of Prefect and other libraries before they are imported.
 
-Prefect then logs little, sends no telemetry and keeps its database in the working folder. Variables set by the user win, except
-those that would change the meaning of a run. This machine is added to the hosts that need no proxy.
+Little logging, no telemetry, database in the working folder. The user's variables win, except those that would change the
+meaning of a run. This machine is exempted from proxies.
 """
 
 import os
@@ -57,8 +57,7 @@ _PINNED = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED": "true",
     "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "true",
 }
-"""Variables that override the user's, which would change the meaning of a run. `PINNED` in flows/given_parameters.py has the
-options of flows."""
+"""Override the user's variables, which would change the meaning of a run; `PINNED` in flows/given_parameters.py: for flows."""
 _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -89,10 +88,8 @@ def prepare_environment(*, debug: bool) -> None:
 
 
 def _keep_proxies_from_this_machine() -> None:
-    """Exempt this machine from a proxy, which cannot reach it and would receive the server's key.
-
-    Libraries read either spelling of the variable. Without a proxy set neither: it would hide the proxy of a macOS system.
-    """
+    """Exempt this machine from a proxy, which cannot reach it and would receive the server's key. Libraries read either
+    spelling. Without a proxy set neither: it would hide the proxy of a macOS system."""
     spellings = ("no_proxy", "NO_PROXY")
     if not any(name.lower().endswith("_proxy") and name not in spellings for name in os.environ):
         return

@@ -1,7 +1,7 @@
-"""The Prefect server of a command: the user's server, or one of our own that runs as long as the command.
+"""The Prefect server of a command: the user's, or one of our own that stops with the command.
 
-Prefect can start a temporary server, but a killed command would leave it running. Ours always stops with the command. Its
-database is in Prefect's home, so `prefect server start` shows the runs later.
+Prefect's own temporary server would outlive a killed command. Our database is in Prefect's home, so `prefect server start`
+shows the runs later.
 """
 
 import os
@@ -88,11 +88,7 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def check_home() -> None:
-    """Check that a server on this machine can write to Prefect's home.
-
-    Raises:
-        InputError: names the folder and the cure.
-    """
+    """Raise InputError, with the folder and the fix, if a server on this machine cannot write to Prefect's home."""
     home = Path(os.environ.get("PREFECT_HOME") or ".prefect").absolute()
     check_writable(home, "PREFECT_HOME")
     if "?" in str(home) and not os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL"):
@@ -122,11 +118,8 @@ def _check(address: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Check that the API of a Prefect server answers at `address`, whatever key it wants.
-
-    Raises:
-        InputError: it does not; suggests the right address, if a server answers there.
-    """
+    """Raise InputError if no Prefect API answers at `address`, whatever key it wants; suggests the right address if it finds
+    one."""
     import httpx
 
     try:
@@ -147,12 +140,8 @@ def check_address(address: str) -> None:
 
 
 def who_answers(address: str, key: str = "", within_s: float = _ANSWERS_WITHIN_S) -> Literal["accepts", "refuses", "other"]:
-    """Whether a Prefect server answers at `address` and accepts `key`; "" sends requests without a key.
-
-    Raises:
-        httpx.HTTPError: nothing answers, or the server fails.
-        httpx.InvalidURL: `address` is malformed.
-    """
+    """Whether a Prefect server at `address` accepts `key` ("": none sent). Raises httpx.HTTPError if nothing answers or the
+    server fails, and httpx.InvalidURL for a malformed address."""
     import httpx
 
     with prefect_client(address, key, within_s=within_s, retries=0) as client:

@@ -3,9 +3,9 @@
     python -m entente.prefect_server.serve FD PARENT    the server of one command, without UI and schedules; ends with PARENT
     python -m entente.prefect_server.serve FD           the server of `entente up`
 
-It collects garbage in a separate thread. By default Python collects in the thread that allocates, in a server mostly the event
-loop. There, finalising a database statement waits for the thread that uses its connection; if SQLite's database is locked, that
-thread waits for a transaction that only the event loop can end, until SQLite fails after a minute with "database is locked".
+Garbage is collected in a separate thread. In the event loop, finalising a database statement waits for the thread that uses
+its connection; if SQLite is locked, that thread waits for a transaction that only the event loop can end, until SQLite fails
+after a minute with "database is locked".
 """
 
 import gc

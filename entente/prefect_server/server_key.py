@@ -1,7 +1,7 @@
-"""The key of the Prefect server on this machine. Whoever has it can start runs there, and so run programs as the server's user.
+"""The key of this machine's Prefect server. Whoever has it can start runs, and so run programs as the server's user.
 
-The key is a file in Prefect's home that only its owner can read. A server that `entente` starts requires it. Commands and workers
-send it to servers on this machine only. Prefect's own authentication string, if set, takes precedence.
+It is a file in Prefect's home, readable by its owner only. Servers that `entente` starts require it; it is sent to servers on
+this machine only. Prefect's own authentication string, if set, takes precedence.
 """
 
 import os

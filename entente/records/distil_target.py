@@ -1,8 +1,5 @@
-"""A distillation target: a decision position that the student reached, with the answers of a teacher.
-
-Each field has its Arrow type as annotation, and `storage/arrow_files.py` builds the schema from this class. If you change a
-field, increase `SCHEMA_VERSION` there.
-"""
+"""A distillation target: a decision position that the student reached, with a teacher's answers. The annotations are Arrow
+types, from which `storage/arrow_files.py` builds the schema; increase `SCHEMA_VERSION` there if you change a field."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -12,25 +9,19 @@ from entente.records.rows import Category, Float32, Float32List, Int32, Int32Lis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistilTarget:
-    """One position of one power, and N proposals of the teacher: order sets with their probabilities.
-
-    The completions of all proposals are stored one after another: C tokens, L legal ids.
-    """
+    """One position of one power, and N proposals of the teacher: order sets with their probabilities. The completions of all
+    proposals are concatenated: C tokens, L legal ids."""
 
     distil_target_id: Int64
-    """Positive number that identifies the distillation target; see distil_target_id()."""
     decision_id: Int64
     """The student's decision at this position: a row of `source`."""
     source: Text
     """Shard that holds the student's game, below `shards/`."""
     snapshot_id: Text
-    """Id of the position."""
     phase: Text
     """Short phase name, e.g. S1903M."""
     power: Category
-    """The power that decides."""
     policy_version: Int32
-    """Version of the student that reached the position."""
     adapter_hash: Text
     """Its adapter's hash; 'base' for version 0."""
     temperature: Float32

@@ -17,11 +17,8 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = ADAPTER_FILES = ("adapter_config.json", "adapt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
-    """The weights after a number of trainer steps.
-
-    Equality compares number and hash, not the folder: the same weights may be in several folders, and a version received over
-    the network has none.
-    """
+    """The weights after a number of trainer steps. Equality compares number and hash, not the folder: the same weights may be
+    in several folders, or in none if received over the network."""
 
     version: int
     """Number of trainer steps; 0: the base model."""
@@ -54,8 +51,7 @@ def combined_hash(digests: Iterable[str]) -> str:
 
 
 def measure_adapter(folder: Path) -> tuple[dict[str, dict[str, int | str]], str]:
-    """Size in bytes and SHA-256 of each adapter file, by name, and the hash of the adapter. Raises DataError if a file is
-    missing, cannot be read, or is not a regular file."""
+    """(size and SHA-256 of each adapter file by name, hash of the adapter); raises DataError for a missing or unreadable file."""
     files: dict[str, dict[str, int | str]] = {}
     digests = []
     for name in ADAPTER_FILES:

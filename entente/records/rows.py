@@ -1,8 +1,7 @@
-"""The types of a decision: the request to an engine, its generation, and the row. `PlayedPhase` is the row of a phase.
+"""The types of a decision: the request to an engine, its generation, and the row; `PlayedPhase` is the row of a phase.
 
-Requests and generations have token ids only, no text and no orders; `entente/inference/vllm_wire.py` defines their wire format.
-Each field of a row has its Arrow type as annotation, and `storage/arrow_files.py` builds the schemas from these classes. If you
-change a field, increase `SCHEMA_VERSION` there.
+Requests and generations hold token ids only; `entente/inference/vllm_wire.py` defines their wire format. Annotations are Arrow
+types, from which `storage/arrow_files.py` builds the schemas; increase `SCHEMA_VERSION` there if you change a field.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ class GenerationRequest:
     seed: int
     """Sampling seed of this completion, 63 bits."""
     temperature: float = 1.0
-    """Sampling temperature."""
     snapshot_id: str = ""
     """Snapshot of the prompt: a client of several servers sends equal snapshots to one server, for its prefix cache."""
     version: int | None = None
@@ -49,16 +47,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One completion with its log-probabilities, policy version and timings."""
-
     token_ids: np.ndarray
     """int32 [completion tokens], with the end token."""
     logprobs: np.ndarray
     """float32 [completion tokens], nats, under the masked policy after temperature; 0 where forced."""
     policy: PolicyVersion
-    """Version that sampled all tokens."""
     worker: str
-    """Name of the engine."""
     queue_ms: float = 0.0
     """From the request's arrival at the engine to its first scheduling; 0 with a vLLM server, which does not report it."""
     prefill_ms: float = 0.0
@@ -70,14 +64,10 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The order set of one power in one phase of one fork: one prompt, one completion, one row.
-
-    The rows are built when the fork ends. If a fork fails, its earlier decisions are kept with status "failed", and the trainer
-    skips them.
-    """
+    """The order set of one power in one phase of one fork: one prompt, one completion, one row. Rows are built when the fork
+    ends. The earlier decisions of a failed fork are kept with status "failed"; the trainer skips them."""
 
     decision_id: Int64 = 0
-    """Positive number that identifies the decision; see decision_id()."""
     snapshot_id: Text
     """The snapshot that the fork started from."""
     start_group: Int64 = 0
@@ -85,23 +75,17 @@ class Decision:
     fork: Int16 = 0
     """Number of the fork within its start group, from 0."""
     phase_index: Int16
-    """Phase index since the fork, from 0."""
     power: Category
-    """The power that decides."""
     phase: Text
     """Short phase name, e.g. S1903M."""
     game_id: Text = ""
     """Source game of the snapshot."""
     seed: Int64
-    """Sampling seed."""
     opponents: Text = ""
     """Players of the other powers: random, policy:12 (a past version) or policy; by seat AUSTRIA=random,ENGLAND=policy:12,..."""
     policy_version: Int32
-    """Trainer steps of the adapter that sampled the completion; 0: the base model."""
     worker: Text
-    """Name of the engine or server."""
     adapter_hash: Text
-    """Hash of the adapter files; 'base' for version 0."""
     input_ids: Int32List
     """[prompt_len + n_completion] token ids: prompt, then completion."""
     prompt_len: Int32
@@ -112,7 +96,6 @@ class Decision:
     legal_offsets: Int32List
     """[n_completion + 1] the legal set of position i is legal_ids[legal_offsets[i]:legal_offsets[i + 1]]."""
     temperature: Float32
-    """Sampling temperature."""
     orders: TextList
     """The orders for the game engine, in the order of the sites."""
     centres_gained: Float32 = 0.0
@@ -144,11 +127,8 @@ class Decision:
     ended: Text = ""
     """Why the fork ended: horizon | won | drawn | eliminated | settled | failed."""
     queue_ms: Float32
-    """Milliseconds from the request to its first scheduling."""
     prefill_ms: Float32
-    """Milliseconds from first scheduling to the first token."""
     decode_ms: Float32
-    """Milliseconds from the first token to the last."""
     engine_ms: Float32 = 0.0
     """Milliseconds of the game engine for this phase, without the legal orders that forks share."""
     cached_tokens: Int32
@@ -163,19 +143,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPhase:
-    """One played phase of one fork, for replays, boards and on-policy snapshots.
-
-    The last phase of a completed fork is its final position, without orders. A game that is over has no such phase.
-    """
+    """One played phase of one fork, for replays, boards and on-policy snapshots. The last one of a completed fork is its final
+    position, without orders, unless the game is over."""
 
     start_group: Int64 = 0
-    """As in Decision."""
     fork: Int16 = 0
-    """As in Decision."""
     phase_index: Int16
-    """As in Decision."""
     phase: Text
-    """Short phase name of the position."""
     snapshot_id: Text
     """Id of the position before the orders."""
     position: Text

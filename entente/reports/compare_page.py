@@ -46,7 +46,7 @@ def total_rows(runs: Sequence[RunFacts]) -> list[tuple[str, list[str]]]:
 
 
 def score_rows(comparison: Compared) -> list[tuple[str, list[str]]]:
-    """Scores with their intervals: (label, the text of each run, empty where it was not measured)."""
+    """(label, the score of each run with its interval; empty if not measured)."""
     labels = dict.fromkeys(label for run in comparison.runs for label in run.scores)
     return [(label, [_score(run.scores.get(label)) for run in comparison.runs]) for label in labels]
 

@@ -1,8 +1,6 @@
 """Reads several runs to compare them: settings, curves, scores on the same positions, time and tokens.
 
-Every other run is compared with the first. The comparison reads small files and ledgers but no tokens, so runs of a million rows
-take about as long as small ones. `troubles` of a run lists what cannot be read. Nothing is written.
-"""
+Every other run is compared with the first. Reads small files and ledgers but no tokens, so the size of a run hardly matters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,12 +34,9 @@ TOTALS: Mapping[str, tuple[str, Callable[[RunFacts], float]]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
     other: str
-    """Name of the other run."""
     label: str
-    """Label of both scores."""
     opponents: str
     versions: tuple[int, int]
-    """Measured versions, of the first run and of the other."""
     comparison: ScoreDifference | str
     """The other's gain minus the first's; or why the scores cannot be paired."""
 
@@ -49,13 +44,13 @@ class Paired:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     runs: Sequence[RunFacts]
-    """The others are compared with the first. Their `rows` are None."""
+    """The first is the baseline. Their `rows` are None."""
     settings: Sequence[tuple[str, list[Any]]]
-    """Settings that differ: dotted name, and the value of each run; None where a run lacks it."""
+    """Settings that differ: dotted name, value per run; None where a run lacks it."""
     environment: Sequence[tuple[str, list[Any]]]
     """Differences of machines and versions; None where a run lacks a record."""
     paired: Sequence[Paired]
-    """Scores by label that both runs have: base, trained, trained_vs_mover ..."""
+    """Scores by label that both runs have."""
 
 
 def compare_runs(runs: Sequence[RunPaths]) -> Compared:

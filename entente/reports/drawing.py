@@ -1,8 +1,6 @@
-"""Style of the report's plots, and conversion of a matplotlib figure into SVG that can share a page with others.
+"""Style of the report's plots, and matplotlib figures as inline SVG with ids unique in a page.
 
-Ids of plots are unique in a page. Text stays text. Lines and text take the colour of the page's text, so plots work on light and
-dark pages. pyplot is not used, because it keeps figures alive.
-"""
+Text takes the colour of the page, so plots work on light and dark pages. pyplot is not used, because it keeps figures alive."""
 
 import io
 import re
@@ -17,11 +15,10 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3d85c6", "#e0852f", "#3c9f73", "#a06cc4", "#8b929c"
 TEAL, RED, YELLOW, BROWN = "#2f9fb3", "#d0605e", "#c9a227", "#9c6b4a"
-"""Mid tones that are visible on light and dark backgrounds, and distinguishable with colour blindness."""
+"""Mid tones, visible on light and dark backgrounds and with colour blindness."""
 INK = "#010203"
 """Placeholder of the text colour, which `to_svg` replaces."""
 MANY_STEPS = 60
-"""From this number of steps on, a line has no markers."""
 
 _WIDE, _HIGH = 5.6, 2.9  # inches; at 72 units per inch the text is about as large as the page's
 _LEGEND_LETTERS, _LEGEND_GAPS = 66, 6  # letters of a row on average; letters that handle and gaps of a name take
@@ -41,7 +38,6 @@ _STYLE: Any = {
 
 
 def new_plot(*, rows: int = 1, high: float = _HIGH) -> tuple[Figure, list[Axes]]:
-    """A figure with `rows` plots above one another, with a common step axis."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDE, high), layout="constrained")
         axes = list(figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0])
@@ -66,7 +62,7 @@ def share_axis(axes: Axes) -> None:
 
 
 def marker(steps: int) -> str | None:
-    """A marker at each step if there are few steps; a run of one step has no line."""
+    """None if there are many steps. A run of one step has no line, so it needs a marker."""
     return "o" if steps <= MANY_STEPS else None
 
 
@@ -94,7 +90,7 @@ def stack(axes: Axes, parts: Sequence[tuple[str, str, Sequence[float] | np.ndarr
 
 
 def to_svg(figure: Figure, name: str, alt: str) -> str:
-    """The figure as an `<svg>` element. `name` is the prefix of its ids; `alt` describes the picture."""
+    """`name`: prefix of the SVG's ids; `alt`: its description."""
     written = io.StringIO()
     with matplotlib.rc_context(_STYLE):
         figure.savefig(
@@ -113,7 +109,6 @@ def to_svg(figure: Figure, name: str, alt: str) -> str:
 
 
 def stand_alone(svg: str) -> str:
-    """The same plot as a separate SVG file, dark on a light background."""
     view = re.search(r"viewBox=\"0 0 ([\d.]+) ([\d.]+)\"", svg)
     assert view is not None, "every plot has a view box"
     opening, rest = svg.split(">", 1)

@@ -1,8 +1,6 @@
-"""Explains the time of a step by stage, and names the bottleneck of a run and the setting that relieves it.
+"""Explains a step's time by stage, and names the bottleneck of a run and the setting that relieves it.
 
-The stages of a step, `entente.telemetry.stages`, add up to its wall time. The stages of an update, forward to optimiser, count as
-one bottleneck. Pure functions from figures to sentences.
-"""
+Stages (`entente.telemetry.stages`) add up to the wall time; forward to optimiser count as one bottleneck."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +12,8 @@ from entente.telemetry.stages import STAGES, TRAINER_STAGES, UPDATE, stages_of
 Figures = Mapping[str, float]
 
 SLOW = 1.3
-"""A step is slow if it takes this many times the median of the others."""
+"""A step is slow at this multiple of the median of the others."""
 SLOW_NAMED = 3
-"""Number of slow steps of a run that get a sentence each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +23,12 @@ class Explanation:
     parts: dict[str, float]
     """Seconds by stage; they add up to `seconds`."""
     sentences: list[str]
-    """The bottleneck, its cause, and the setting that relieves it; most important first."""
 
     def share(self, part: str) -> float:
         return self.parts[part] / self.seconds if self.seconds else 0.0
 
 
 def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str, Any]) -> Explanation:
-    """Explain step `step` of a run. `steps`: metrics of all its steps; `settings`: its settings as a tree."""
     figures = steps[step]
     parts, seconds = stages_of(figures), figures["time/step_s"]
     limit = _limit(parts)

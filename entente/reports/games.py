@@ -1,8 +1,7 @@
-"""The games of a run, their names, and the files with their rows. Each fork of each start group is one game.
+"""The games of a run and their names. Each fork of each start group is one game.
 
-A game's name is START_GROUP/FORK, as 12/3, and PRODUCER/12/3 where several producers played a start group of that number.
-`latest`, `best`, `worst` and the id of a decision are names too. This module reads neither tokens nor positions;
-entente/reports/replayed.py does.
+A name is START_GROUP/FORK, as 12/3, or PRODUCER/12/3 where several producers played that start group. `latest`, `best`, `worst`
+and a decision's id are names too. Reads neither tokens nor positions.
 """
 
 import re
@@ -15,7 +14,6 @@ import duckdb
 from entente.telemetry.errors import DataError, InputError
 
 LISTED = 12
-"""Number of games in the error for one that does not exist."""
 _NAME = re.compile(r"(?:(?P<producer>[^/]+)/)?(?P<group>\d+)/(?P<fork>\d+)")
 
 
@@ -25,14 +23,11 @@ class GameName:
     start_group: int
     fork: int
     shard: str
-    """File of its rows, below the run's `shards/`."""
+    """Its file below the run's `shards/`."""
     phases: int
-    """Number of recorded positions."""
     first: str
-    """First phase; empty if no position was recorded."""
     last: str
     powers: tuple[str, ...]
-    """Opponents of the policy."""
     version: int
     """Newest policy version that played."""
     status: str
@@ -97,7 +92,7 @@ def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> Ga
 
 
 def is_name_of_run(asked: str) -> bool:
-    """True if `asked` can name a game of a run; games of `entente play` have other names."""
+    """False for games of `entente play`, which have other names."""
     return asked in _CHOICES or asked.isdecimal() or "/" in asked
 
 
@@ -124,7 +119,7 @@ def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run
 
 
 def _say_if_damaged(connection: duckdb.DuckDBPyConnection, asked: str, group: int, games: list[GameName]) -> None:
-    """Raise DataError if the start group is in a damaged shard, which is the last one that begins at or before it."""
+    """Raise DataError if the start group is in a damaged shard: the last one that begins at or before it."""
     for shard, sentence in connection.sql("SELECT shard, sentence FROM refused ORDER BY shard DESC").fetchall():
         number = re.search(r"(\d+)\.arrow$", shard)
         between = [game for game in games if number and int(number[1]) < game.start_group < group]

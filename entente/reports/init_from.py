@@ -1,8 +1,6 @@
-"""Starts a new run from a step of another: its base model is the old base merged with the adapter of that step.
+"""Starts a new run from a step of another: its base model is the old base merged with that step's adapter.
 
-The new run has its own settings, steps and optimiser. Its base is made once, in `_models` next to the runs, and never changes.
-The old run is not changed.
-"""
+The base is made once, in `_models` next to the runs, and never changes. The old run is not changed."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -20,15 +18,10 @@ from storage.runs import MODEL_FOLDER, RunPaths, check_name
 def settings_from_step(
     source: str, preset: str, files: Iterable[Path], overrides: Mapping[str, Any], *, make: bool = True
 ) -> RunSettings:
-    """Checked settings of a new run whose base model is a step of another run.
+    """Settings of a new run whose base model is a step of another run, RUN:STEP.
 
-    Args:
-        source: RUN:STEP.
-        make: if False, write nothing; the settings then name the old run's base model, which has the same shape.
-
-    Raises:
-        InputError: there is no such run or step, its base is gone, or see `layered_settings`.
-        DataError: the adapter is damaged.
+    With `make` False nothing is written, and the settings name the old base model, which has the same shape. Raises InputError if
+    run, step or base is missing or the settings are invalid, and DataError if the adapter is damaged.
     """
     if overrides.get("inference", {}).get("model"):
         raise InputError(f"--init-from {source} gives the new run its base model: leave out --inference.model")

@@ -1,8 +1,6 @@
-"""One decision or one advantage group, read from a run's rows for display.
+"""One decision or one advantage group, read from a run's rows for display; works while the run trains.
 
-This module only reads, and works while the run trains. Every figure is stored or follows from stored ones: no model computes a
-probability.
-"""
+Every figure is stored or follows from stored ones; no model is called."""
 
 import json
 from dataclasses import dataclass
@@ -29,9 +27,8 @@ from storage.shards import open_phases, open_shard
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownToken:
     token: str
-    """Its text."""
     legal: int | None
-    """Size of the legal set; 1: forced; None: a token of the thought, any but the end mark of the completion."""
+    """Size of the legal set; 1: forced; None: a token of the thought, except the end mark of the completion."""
     logprob: float
     """Log-probability of the sampled token under the masked policy, nats."""
 
@@ -39,28 +36,25 @@ class ShownToken:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
     facts: dict[str, Any]
-    """Columns of the view `decisions`."""
     prompt: str
     thought: Thought | None
-    """The thought at the start of the completion; None if there is none."""
     answer: str
-    """The completion after the thought."""
     orders: list[tuple[str, float | None]]
-    """Each order with its probability given the thought and the earlier orders; None if the completion has no such lines."""
+    """Each order with its probability given the thought and the earlier orders; None if the completion cannot be split."""
     sampled: list[ShownToken]
     results: dict[str, list[str]]
-    """Results of the order by unit; empty means success."""
+    """Results by unit; empty means success."""
     steps: list[int]
     """Steps that trained on it."""
     board: Board | None
-    """The position; None if the fork's phases were not recorded."""
+    """None if the fork's phases were not recorded."""
 
     @property
     def components(self) -> dict[str, float]:
         return {name: float(self.facts[name]) for name in COMPONENTS}
 
     def picture(self, *, whole: bool = False) -> str:
-        """The board as SVG; a thicker arrow is a more probable order. Crops to the orders unless `whole`."""
+        """The board as SVG; a thicker arrow is a more probable order. Cropped to the orders unless `whole`."""
         if self.board is None:
             raise InputError(f"the position of decision {self.facts['decision_id']} was not recorded, so no board can be drawn")
         power, orders = self.facts["power"], [order for order, _ in self.orders]
@@ -74,19 +68,16 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """An advantage group: decisions of one power in one phase, one for each fork."""
-
     facts: dict[str, Any]
-    """Columns of the view `groups`."""
     members: list[dict[str, Any]]
-    """fork, decision_id, return, policy_version, status; best first, failed ones last."""
+    """fork, decision_id, return, policy_version, status; best first, failed last."""
     best: Decided
     worst: Decided
     """Over decisions that did not fail."""
 
 
 class Inspector:
-    """A run's rows, opened for reading; close it, or use it as a context manager."""
+    """A run's rows, opened for reading; use it as a context manager."""
 
     def __init__(self, paths: RunPaths, model: Path, storage: StorageSettings) -> None:
         self._paths, self._codec = paths, Codec(model)
@@ -133,7 +124,7 @@ class Inspector:
         )
 
     def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
-        """The advantage group of a start group with the largest spread of returns, within `power` and `phase` if set."""
+        """The start group's advantage group with the largest spread of returns, within `power` and `phase` if set."""
         asked = {"start_group": start_group, "power": power and power.upper(), "phase": phase and phase.upper()}
         asked = {name: value for name, value in asked.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in asked)

@@ -1,8 +1,7 @@
-"""Probability of each order of a decision, from the log-probabilities of its tokens. Pure functions.
+"""Probability of each order of a decision, from the log-probabilities of its tokens.
 
-A completion is one line per order; each ends with a line break, the last with the end mark. An order's probability is the product
-of its tokens' behaviour probabilities, end mark included, conditional on the earlier lines and on the thought, if there is one.
-The product over all orders is the decision's probability. A forced token counts as 1.
+A completion is one line per order. An order's probability is the product of its tokens' behaviour probabilities, line end
+included, given the thought and the earlier lines. A forced token counts as 1.
 """
 
 import math
@@ -18,7 +17,7 @@ class OrderOdds:
     logprob: float
     """Sum of its tokens' behaviour log-probabilities, nats."""
     choices: int
-    """Number of branching tokens; 0: the earlier orders forced this one."""
+    """Branching tokens; 0: forced by the earlier orders."""
 
     @property
     def probability(self) -> float:
@@ -26,12 +25,7 @@ class OrderOdds:
 
 
 def odds_of_orders(row: Mapping[str, Any], ends: Collection[int]) -> list[OrderOdds | None]:
-    """The odds of each order of a row, given its thought; None for each if the completion cannot be split into orders.
-
-    Args:
-        row: its input_ids, prompt_len, behaviour_logprobs, legal_ids, legal_offsets and orders.
-        ends: tokens that end a line.
-    """
+    """Of each order, given the thought; None if the completion cannot be split into orders. `ends`: ids that end a line."""
     thought, orders = thought_length(row["legal_ids"], row["legal_offsets"]), len(row["orders"])
     completion = row["input_ids"][row["prompt_len"] + thought :]
     lines = odds_by_line(completion, row["behaviour_logprobs"][thought:], row["legal_offsets"][thought:], ends)
@@ -43,7 +37,6 @@ def odds_of_orders(row: Mapping[str, Any], ends: Collection[int]) -> list[OrderO
 def odds_by_line(
     completion: Sequence[int], logprobs: Sequence[float], legal_offsets: Sequence[int], ends: Collection[int]
 ) -> list[OrderOdds]:
-    """The odds of each line of a completion, in order. `ends`: tokens that end a line."""
     odds, logprob, choices = [], 0.0, 0
     for place, (token, sampled) in enumerate(zip(completion, logprobs, strict=True)):
         if legal_offsets[place + 1] - legal_offsets[place] > 1:

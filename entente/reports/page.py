@@ -24,9 +24,7 @@ from entente.telemetry.stages import STAGES
 from storage.files import durable_write
 
 PLOTTED_MATCHES = 4
-"""Number of newest matches with a plot."""
 DRAWN_POSITIONS = 3
-"""Number of held-out positions whose boards are drawn."""
 _ROW_COUNTS = (
     ("train/decisions", "decisions trained on"),
     ("rollout/failed", "forks that failed"),
@@ -95,17 +93,16 @@ def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root
 def closest_preset(
     settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, list[tuple[str, list[Any]]]]:
-    """The preset with the fewest differences (ties: the first), and (name, [value of the run, value of the preset]) of each."""
+    """The preset with the fewest differences, and (name, [the run's value, the preset's value]) of each."""
     differences = {name: different({"run": leaves(settings), name: leaves(tree)}) for name, tree in presets.items()}
     preset = min(differences, key=lambda name: len(differences[name]))
     return preset, differences[preset]
 
 
 def boards(records: Mapping[str, ScoreRecord], count: int = DRAWN_POSITIONS) -> list[dict[str, Any]]:
-    """Boards of the first positions that "base" and "trained" both decided in their scores, or that the only one decided.
+    """Boards of the first positions that "base" and "trained" both decided, or that the only one decided.
 
-    They are the first in stored order, not hand-picked. Both sample with the same seed, so only the weights differ.
-    """
+    Both sample with the same seed, so only the weights differ."""
     players = [records[label] for label in ("base", "trained") if label in records]
     if not players:
         return []

@@ -1,4 +1,4 @@
-"""The plots of the report: learning, pipeline and playing strength. Each is an SVG element; None if there is nothing to draw."""
+"""Plots of the report, each an SVG element; None if there is nothing to draw."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,6 @@ from storage.json_files import read_object
 from storage.league_files import LeagueStep
 
 CURVE = "curve.svg"
-"""File of the learning curve in the folder of a base model that imitates."""
 _COLOURS = dict(zip(STAGES, (BLUE, TEAL, PURPLE, ORANGE, YELLOW, BROWN, RED, GREEN, GREY), strict=True))
 _LAGS = (("0", GREEN), ("1", BLUE), ("2", ORANGE), ("more", RED))
 Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
@@ -48,7 +47,7 @@ Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
 
 
 def returns(facts: RunFacts) -> str | None:
-    """The learning curve: mean return of each step's training rows, with its interval."""
+    """Mean return of each step's training rows, with its interval."""
     mean = np.array(facts.series("train/reward"))
     if not np.isfinite(mean).any():
         return None
@@ -116,7 +115,7 @@ def times(facts: RunFacts) -> str | None:
 
 
 def lags(facts: RunFacts) -> str | None:
-    """Share of each step's rows at each policy lag; None if all have lag 0."""
+    """Share of each step's rows by policy lag; None if all are 0."""
     shares = {lag: np.nan_to_num(np.array(facts.series(f"train/policy_lag_{lag}_share"))) for lag, _ in _LAGS}
     if not any(shares[lag].any() for lag in ("1", "2", "more")):
         return None
@@ -199,7 +198,7 @@ def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
 
 
 def ladder(points: Sequence[TrackPoint]) -> str | None:
-    """Strength by policy version with intervals; None for fewer than three versions."""
+    """Strength by policy version; None for fewer than three versions."""
     if len(points) < 3:
         return None
     figure, (axes,) = new_plot(high=3.2)
@@ -258,7 +257,6 @@ def league(newest: LeagueStep | None) -> str | None:
 
 
 def dots(rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: str, form: str, line: float | None) -> str | None:
-    """A dot, its interval and its figure per row, the first on top."""
     if not rows:
         return None
     figure, (axes,) = new_plot(high=0.9 + 0.38 * len(rows))
@@ -283,7 +281,7 @@ def dots(rows: Sequence[tuple[str, Estimate, str]], name: str, label: str, alt: 
 
 
 def band(axes: Axes, places: Sequence[float], estimates: Sequence[Estimate], colour: str, name: str) -> None:
-    """A line of means with dots, and a band of the existing intervals."""
+    """A line of means with dots, and a band where intervals exist."""
     low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
     axes.plot(places, [each.mean for each in estimates], color=colour, marker="o", markersize=3.5, label=name)
     if len(places) > 1:
@@ -303,16 +301,11 @@ def _colour(record: ScoreRecord) -> str:
 
 
 def write_curve(model: Path) -> None:
-    """Draw the learning curve of the model's recipe into its folder."""
     durable_write(model / CURVE, stand_alone(imitation_plot(read_object(model / RECIPE)["curve"])).encode())
 
 
 def imitation_plot(curve: Sequence[Mapping[str, Any]]) -> str:
-    """The learning curve of a base model that imitates: losses, and the share of orders equal to the teacher's.
-
-    Args:
-        curve: points as in a recipe, by ascending step.
-    """
+    """Imitation's learning curve: losses, and the share of orders equal to the teacher's. `curve`: by ascending step."""
     steps = [point["step"] for point in curve]
     figure, (above, below) = new_plot(rows=2, high=4.2)
     for name, label, colour in (

@@ -1,9 +1,8 @@
 """Writes policies as portable folders: `entente export` and `entente model publish`.
 
-An export holds a version's adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model
-is small enough for a repository: merged weights, at most MOST_BYTES in all. Whole weights include their tokenizer; an adapter
-uses that of its base. Each folder has a card, and a recipe: settings, prompts, and hashes of the files. One rename publishes it.
-It names no folder of this machine, and never changes.
+An export holds an adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model has merged
+weights of at most MOST_BYTES. Each folder has a card and a recipe with file hashes, is published by one rename, and names no
+local path.
 """
 
 import json
@@ -37,28 +36,20 @@ from storage.runs import MODEL_FOLDER, RunPaths, hashes_file
 
 CARD = "README.md"
 BASE_FOLDER = "base"
-"""Subfolder of an export with a base model that was made here."""
 MOST_BASE_BYTES = 16_000_000
-"""Largest base model that is included in an export, bytes."""
 MOST_BYTES = 8_000_000
-"""Largest folder of a published model, bytes: everybody who clones the repository downloads it."""
+"""Bytes; everybody who clones the repository downloads it."""
 _CARD_BYTES = 20_000
-"""Bytes reserved for recipe and card."""
 _PROGRAM = Path(inference.__file__).with_name("legal_orders.py")
-"""Samples under the mask. It is copied, not imported."""
+"""Samples under the mask; copied, not imported."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _PATH_KEYS = ("_name_or_path", "name_or_path")
-"""Keys of a saved config that may hold a folder."""
+"""Keys of a saved config that may hold a local path."""
 _PRESET = "laptop"
 
 
 def find_version(name: str, runs_root: Path) -> Source:
-    """The version called `name`, such as 'mine:v20' or 'mine:newest'.
-
-    Raises:
-        InputError: there is no such version, or its base is gone from this machine.
-        DataError: its adapter is damaged.
-    """
+    """The version of a name like 'mine:v20'. Raises InputError if it or its base is gone, DataError if its adapter is damaged."""
     version = resolve_contestant(name, "", runs_root)
     run = RunPaths(runs_root / version.run)
     settings = settings_of(run)
@@ -66,11 +57,7 @@ def find_version(name: str, runs_root: Path) -> Source:
 
 
 def find_model(name: str, runs_root: Path) -> Source:
-    """The model in `runs_root`/_models or folder called `name`, else the version ('mine:v20'), or the newest of the run 'mine'.
-
-    Raises:
-        InputError: there is no such model or version, or its base has no recipe.
-    """
+    """The model called `name`, a folder or in `runs_root`/_models; else the version 'mine:v20', or the newest of 'mine'."""
     made = runs_root / MODEL_FOLDER / name
     if ":" in name:
         source = find_version(name, runs_root)
@@ -88,11 +75,10 @@ def find_model(name: str, runs_root: Path) -> Source:
 
 
 def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = False) -> Path:
-    """Write a version as the folder `to`: its adapter, with a base that cannot be fetched, or with `merged` whole weights.
+    """Write a version's adapter as the folder `to`, with a base that cannot be fetched; with `merged`, whole weights.
 
-    Raises:
-        InputError: it is the base, the folder exists, the base can neither be fetched nor included, or merging loses too much.
-        DataError: adapter, score or match is damaged.
+    Raises InputError if it is the base itself, the folder exists, the base can neither be fetched nor included, or merging loses
+    too much; DataError if adapter, score or match is damaged.
     """
     if source.adapter is None or source.version is None or source.settings is None:
         raise InputError(
@@ -135,12 +121,11 @@ def publish_model(
     """Write a small model as the folder `to`, with the version's adapter merged into its base.
 
     Args:
-        figures: files of matches of the model for the card; those of a version's run are always included.
+        figures: files of matches for the card; those of a version's run are always included.
         most_bytes: weights that take more are rounded to bfloat16.
 
     Raises:
         InputError: the folder exists, the model is too large, or a file of figures is not about it.
-        DataError: a file of figures or the adapter is damaged.
     """
     with _new_folder(to, runs_root) as folder:
         _copy_tokenizer(source.base, folder)
@@ -160,7 +145,6 @@ def publish_model(
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:
-    """The recipe of a base without folders of this machine; with empty settings if it was not trained here."""
     recipe = {"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {})
     recorded = recipe["settings"].get("recorded")
     return (
@@ -173,7 +157,7 @@ def _parameters(folder: Path) -> int:
 
 
 def _training(source: Source) -> dict[str, Any]:
-    """How a version was trained: learning rate, settings that differ from the preset, and files of its rounds of improvement."""
+    """Learning rate, settings that differ from the preset, and files of the rounds of improvement."""
     if source.version is None or source.settings is None or source.run is None:
         return {}
     prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
@@ -190,12 +174,11 @@ def _training(source: Source) -> dict[str, Any]:
 
 
 def _place(base: Path) -> str:
-    """The portable path of a made, fetched or published model; else its name."""
     return {MODEL_FOLDER: f"runs/{MODEL_FOLDER}/", "models": "models/"}.get(base.parent.name, "") + base.name
 
 
 def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figures: Mapping[str, Any], **context: Any) -> None:
-    """Write recipe and card. `name` is the name of the folder in the card, and of the model in matches."""
+    """Write recipe and card. `name`: the folder in the card, and the model in matches."""
     hashes = {file.relative_to(folder).as_posix(): file_hash(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     recipe |= {"files": hashes}
     durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
@@ -210,7 +193,6 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
 
 @contextmanager
 def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
-    """A folder to write into. The end of the block checks it and renames it to `to`; an error removes it."""
     if to.exists():
         raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
     aside = to.with_name(f".{to.name}.{os.getpid()}")
@@ -229,7 +211,7 @@ def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
 
 
 def _copy_base(base: Path, folder: Path) -> None:
-    """Copy a small base model. Files keep their bytes, and so the base its identity, unless they name a folder."""
+    """Copy a small base model byte for byte, which keeps its identity, except files that name a local path."""
     if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
         raise InputError(
             f"the base model '{base.name}' is a folder of this machine with {size / 1e6:.0f} MB of weights, more than the "
@@ -254,7 +236,7 @@ def _copy_tokenizer(base: Path, folder: Path) -> None:
 
 
 def _write_config(base: Path, folder: Path, changed: Mapping[str, Any]) -> None:
-    """Write the configs of the base; config.json keeps its bytes where nothing in it changes."""
+    """config.json keeps its bytes if nothing in it changes."""
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
     config = read_config(base)

@@ -1,4 +1,4 @@
-"""What is published, and the figures on its card: scores and matches of these weights alone."""
+"""What is published, and the figures on its card: scores and matches of these weights only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,10 @@ class Source:
     """What to publish: a base model, or a version of a run."""
 
     base: Path
-    """Folder of the base model on this machine."""
     version: Contestant | None = None
     run: RunPaths | None = None
     settings: RunSettings | None = None
-    """Of a version: its run, and the settings with which it was trained."""
+    """The run's, if it is a version."""
 
     @property
     def name(self) -> str:
@@ -42,17 +41,16 @@ class Source:
 
     @property
     def hub_id(self) -> str:
-        """The base model's hub id; empty if it was made on this machine."""
+        """Empty if the base was made on this machine."""
         name = "" if self.settings is None else self.settings.inference.model
         return name if not Path(name).is_dir() and may_be_hub_id(name) else ""
 
 
 def measured_figures(source: Source, published: str, files: Sequence[Path]) -> dict[str, Any]:
-    """Scores of the version and of its base, one for each question, and matches, each with the model's name there.
+    """Scores of the version and its base, one per question, and matches with the model's name in each.
 
     Args:
         published: hash of the published weights.
-        files: of matches; those of the version's run come first.
     """
     version, run, matches = source.version, source.run, list[tuple[MatchRecord, str]]()
     known = {published, weights_hash(source.base)} if version is None else {published} - {""}
@@ -85,7 +83,6 @@ def _read_match(file: Path) -> MatchRecord:
 
 
 def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> str:
-    """The players' measures with their intervals, as a markdown table."""
     columns: dict[Measure, str] = {
         "centres": "centres",
         "sos": "share of squares",
@@ -102,7 +99,6 @@ def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> st
 
 
 def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, Any]:
-    """The context of `figures.md.jinja`; `name` replaces the name of the model in the match."""
     settings, table = record.settings, record.table
 
     def renamed(player: str) -> str:
@@ -113,7 +109,6 @@ def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, An
 
 
 def in_words(record: ScoreRecord) -> str:
-    """A score with its interval, as the end of a sentence."""
     score = record.score
     interval = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
     years = record.settings.horizon_years

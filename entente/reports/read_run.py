@@ -1,9 +1,6 @@
-"""Reads the small files of a run: settings, figures of its steps, summary, alerts and lock. It opens no rows and writes nothing.
+"""Reads the small files of a run in any state: settings, step metrics, summary, alerts and lock. Opens no rows, writes nothing.
 
-Reading takes as long for a long run as for a short one, and a second or two for a hundred runs. The run may be in any state:
-running, interrupted within a step, not begun. If a step was logged twice, the last record counts. `troubles` lists what cannot be
-read. `entente/reports/run_facts.py` reads the rest.
-"""
+If a step was logged twice, the last record counts. `troubles` lists what cannot be read; `run_facts.py` reads the rest."""
 
 import json
 import time
@@ -24,27 +21,22 @@ _OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run by its small files."""
-
     name: str
     settings: Mapping[str, Any]
     """The resolved tree, as stored."""
     steps: Mapping[int, Mapping[str, float]]
-    """Per finished step, its registered figures."""
+    """Registered metrics per finished step."""
     mismatch: Mapping[str, float]
-    """Figures of the probe before the first step; empty if there was none."""
+    """Metrics of the mismatch probe before the first step; empty without one."""
     summary: Mapping[str, Any] | None
-    """The summary that the run wrote at its end; None until then."""
+    """Written at the end of the run; None until then."""
     environment: Mapping[str, str] | None
-    """The run's record of its machine; None if there is none."""
     alerts: list[str]
-    """Sentences of the alerts so far."""
     at_work: bool
-    """True if a process of this machine holds the run's lock."""
+    """True if a process on this machine holds the lock."""
     quiet_s: float
-    """Seconds since the run last wrote a figure."""
+    """Seconds since the last metric."""
     troubles: list[str]
-    """Sentences about what could not be read."""
 
     @property
     def planned(self) -> int:
@@ -56,25 +48,25 @@ class RecordedRun:
 
     @property
     def is_over(self) -> bool:
-        """True if its summary exists and it has all steps of the settings."""
+        """True if it has a summary and all planned steps."""
         return self.summary is not None and self.done >= self.planned
 
     @property
     def decisions(self) -> int:
-        """Stored rows; of a run that is not over, those that its finished steps played."""
+        """Stored rows; before the end of the run, those of finished steps."""
         if self.is_over and self.summary is not None and "decisions" in self.summary:
             return int(self.summary["decisions"])
         return int(self.total("rollout/decisions"))
 
     def series(self, name: str) -> list[float]:
-        """One metric for steps 1 to `done`; NaN if a step lacks it."""
+        """Over steps 1 to `done`; NaN if a step lacks it."""
         return [self.steps.get(step, {}).get(name, float("nan")) for step in range(1, self.done + 1)]
 
     def total(self, name: str) -> float:
         return sum(figures.get(name, 0.0) for figures in self.steps.values())
 
     def middle(self, name: str) -> float:
-        """Median of one metric over the steps that have it; NaN if none has."""
+        """Median over the steps that have it; NaN if none has."""
         values = [figures[name] for figures in self.steps.values() if name in figures]
         return median(values) if values else float("nan")
 
@@ -160,22 +152,20 @@ class RunLine:
     """"training": a process of this machine holds its lock; "complete": all its steps are done and scored."""
     done: int = 0
     planned: int = 0
-    """Planned steps."""
     base_score: float | None = None
     trained_score: float | None = None
     """Centres gained per game year against the first kind of opponents; None if not measured."""
     decisions: int = 0
-    """As `RecordedRun.decisions`."""
     size: int
     """Bytes of all its files."""
     written: float
-    """Time of its last start, resume or metric, in seconds since 1970."""
+    """Last start, resume or metric, unix time."""
     trouble: str = ""
     """Reason if it is damaged; else empty."""
 
 
 def list_runs(runs_root: Path) -> list[RunLine]:
-    """The runs under `runs_root`, the latest last. Skips folders that are no runs; a damaged run has its reason."""
+    """Latest last. Skips folders that are no runs; a damaged run has its reason."""
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
     lines = []
@@ -223,7 +213,7 @@ def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | N
 
 
 def different(trees: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Dotted names whose values differ among these flat trees: (name, values); None where a tree lacks the name."""
+    """Dotted names whose values differ: (name, values); None where a tree lacks the name."""
     names = dict.fromkeys(name for tree in trees.values() for name in tree if name not in _OF_EVERY_RUN)
     rows = [(name, [tree.get(name) for tree in trees.values()]) for name in names]
     return [(name, values) for name, values in rows if any(value != values[0] for value in values)]

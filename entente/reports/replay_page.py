@@ -1,7 +1,4 @@
-"""Writes a replayed game as one HTML file that needs no network and no other file.
-
-The page stores the map once. Units, owners, orders and odds of each position are a few KB of JSON, which `board.js` draws on it.
-"""
+"""Writes a replayed game as one HTML file without network access; `board.js` draws a few KB of JSON per position on one map."""
 
 import json
 import shlex
@@ -17,7 +14,6 @@ from entente.reports.write_page import of_run, page_template, write_page
 from entente.telemetry.progress import shown
 
 _DIGITS = 6
-"""Digits of a probability on the page."""
 
 
 def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
@@ -38,7 +34,7 @@ def replay_html(game: ReplayedGame, runs_root: Path) -> str:
 
 
 def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
-    """The data of the page; powers are indices into POWERS."""
+    """Powers are indices into POWERS, here and in `position_data`."""
     run = of_run(game.run, runs_root)
     return {
         "powers": [power.title() for power in POWERS],
@@ -80,7 +76,6 @@ def map_context() -> dict[str, Any]:
 
 
 def position_data(board: Board) -> dict[str, Any]:
-    """A position for `board.js`; powers are indices into POWERS."""
     owner = {province: str(number) for number, power in enumerate(POWERS) for province in board.influence()[power]}
     owner |= {centre: str(number) for number, power in enumerate(POWERS) for centre in board.centres()[power]}
     return {

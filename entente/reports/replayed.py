@@ -1,8 +1,6 @@
-"""One game of a run, phase by phase: positions, all orders with their results, and the probabilities of the policy's orders.
+"""One game of a run by phase: positions, all orders with results, and the probabilities of the policy's orders.
 
-This module only reads, and works while the run trains. All figures come from stored ones; no model is called.
-entente/reports/replay_page.py writes the page.
-"""
+Works while the run trains. All figures are stored or follow from stored ones; no model is called."""
 
 import json
 from collections.abc import Mapping
@@ -30,32 +28,27 @@ from storage.settings import StorageSettings
 from storage.shards import open_phases, open_shard
 
 _COLUMNS = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
-"""Columns of a decision: of the view `decisions`, its thought, and the log-probability of its orders given the thought."""
+"""Of the view `decisions`; `logprob` covers the orders given the thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownOrder:
     order: str
     results: tuple[str, ...]
-    """For example ("bounce",); empty if it succeeded."""
     probability: float | None
-    """Probability of the policy's order given the earlier ones; None if no policy sampled it, or without a tokenizer."""
+    """Of the policy's order given the earlier ones; None if no policy sampled it, or without a tokenizer."""
     choices: int
-    """Number of its branching tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPhase:
     number: int
     phase: str
-    """As S1902M."""
     board: Board
     orders: dict[str, tuple[ShownOrder, ...]]
     """By power; empty at the end."""
     decisions: dict[str, dict[str, Any]]
-    """By power, for the policy's powers that decided: _COLUMNS, components other than 0, and (step, policy lag) of each step that
-    used it.
-    """
+    """By power that decided: _COLUMNS, components other than 0, and (step, policy lag) of each step that used it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +57,14 @@ class ReplayedGame:
     game: GameName
     phases: tuple[ShownPhase, ...]
     opponents: str
-    """Players of the other powers."""
     game_id: str
-    """Source game of the start position."""
     ended: str
-    """Why it ended: horizon, won, ..."""
+    """Why: horizon, won, ..."""
     has_odds: bool
-    """True if orders have probabilities, which needs the tokenizer."""
+    """False without the tokenizer."""
 
 
 def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageSettings | None = None) -> ReplayedGame:
-    """Read the game named `asked`. `model`: folder of the run's model; None if it is missing."""
     with connect(paths.root, storage) as connection:
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
@@ -161,7 +151,6 @@ def _decision(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
-    """The position of a game of the run, named as for `entente replay`."""
     replayed = read_game(paths, game, None)
     phases = {
         phase_row.phase: (phase_row.board, {who: tuple(each.order for each in own) for who, own in phase_row.orders.items()})

@@ -1,8 +1,7 @@
-"""The learning curve of a run: points with intervals, each the mean return of several steps.
+"""The learning curve of a run: points with intervals, each the mean return of consecutive steps.
 
-A step of a small run has too few start groups for an interval, and a long run has more steps than a plot can show. So each point
-covers consecutive steps: enough for an interval, and such that the curve has at most `MOST_POINTS`. Mean and interval come from
-the ledgers of the steps; of many steps, evenly spaced ones.
+One step of a small run has too few start groups for an interval. A point covers enough steps for one, and at most `MOST_POINTS`
+are drawn. Figures come from the steps' ledgers; of many steps, evenly spaced ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,30 +16,23 @@ from storage.arrow_files import as_array
 
 MOST_POINTS = 40
 GROUPS_WANTED = 2 * FEWEST_CLUSTERS
-"""Start groups of a point, estimated from the first step; with fewer than `FEWEST_CLUSTERS` there is no interval."""
+"""Start groups per point, estimated from the first step; fewer than `FEWEST_CLUSTERS` give no interval."""
 STEPS_READ = 5
-"""Steps of a point whose ledgers are read; more if these have too few start groups."""
+"""Ledgers read per point; more if these have too few start groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
     first: int
     last: int
-    """The steps, both included."""
     steps_read: int
-    """Number of steps whose ledgers were read."""
     rows: int
-    """Rows that these steps trained on."""
     mean_return: Estimate
-    """Mean return of those rows; start groups are resampled whole."""
+    """Bootstrapped over whole start groups."""
 
 
 def return_curve(steps: Sequence[int], rows_of: Callable[[int], pa.Table | None]) -> list[CurvePoint]:
-    """The curve over these steps, which are in ascending order.
-
-    Args:
-        rows_of: returns the ledger of a step, or None. Called for the steps that are read, and twice for the first.
-    """
+    """`steps`: ascending. `rows_of`: the ledger of a step, or None."""
     if not steps:
         return []
     first = rows_of(steps[0])
@@ -53,7 +45,6 @@ def return_curve(steps: Sequence[int], rows_of: Callable[[int], pa.Table | None]
 
 
 def _point(steps: Sequence[int], most: int, rows_of: Callable[[int], pa.Table | None]) -> CurvePoint | None:
-    """The point of these steps, from at most `most` of them; None if none trained on a row."""
     places = np.unique(np.linspace(0, len(steps) - 1, min(most, len(steps))).round().astype(int)).tolist()
     tables = [table for place in places if (table := rows_of(steps[place])) is not None and table.num_rows]
     if not tables:

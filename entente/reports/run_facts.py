@@ -1,7 +1,6 @@
-"""Reads all facts of a run for its report: what `read_run` reads, its scores, matches and curve, and figures from its rows.
+"""Reads everything a run's report needs: what `read_run` reads, scores, matches, curve, and figures from the rows.
 
-`troubles` lists what cannot be read. Nothing is written into the run.
-"""
+`troubles` lists what cannot be read. Writes nothing."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +28,10 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
     return_of_all: Mapping[int, float] = field(default_factory=dict)
-    """Per policy version, the mean return of every complete decision that it sampled, trained on or not."""
+    """Mean return of every complete decision that a policy version sampled, trained on or not."""
     failures: Sequence[tuple[str, int]] = ()
-    """Reasons why forks ended early, with their number of forks that have rows, most first."""
+    """Reasons why forks ended early, with their number, most first."""
     refused: Sequence[tuple[str, str]] = ()
-    """Refused shards, each with the reason as a sentence."""
     decisions: int = 0
     """Stored rows, without those of refused shards."""
 
@@ -41,27 +39,19 @@ class RowFacts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts(RecordedRun):
     begun_step: int = 0
-    """Newest step whose batch is in the ledger; 0 if none."""
+    """Newest step with a ledger; 0 if none."""
     curve: Sequence[CurvePoint] = ()
-    """Mean return of the rows that were trained on, over the steps."""
     scores: Mapping[str, ScoreRecord] = field(default_factory=dict)
-    """By label."""
     track: Sequence[TrackPoint] = ()
-    """Strength by policy version."""
     matches: Sequence[MatchRecord] = ()
-    """Matches of versions and scripted players, in the order of their ends."""
     league: LeagueStep | None = None
-    """The past versions that the newest step played against; None without a league."""
+    """Past versions that the newest step played against; None without a league."""
     rows: RowFacts | None = None
-    """Figures from the stored rows; None if not requested or not readable."""
+    """None if not requested or not readable."""
 
 
 def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
-    """Read all facts that exist.
-
-    Args:
-        rows: read the stored rows too; takes time in proportion to their number.
-    """
+    """`rows`: read the stored rows too, which takes time in proportion to their number."""
     run = read_run(paths)
     troubles = list(run.troubles)
     if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):

@@ -1,7 +1,4 @@
-"""Sentences of pages and commands about a run, a match, a comparison and a what-if question. Pure functions.
-
-They claim a difference only where its interval excludes 0, and compare figures before rounding.
-"""
+"""Sentences about a run, match, comparison or what-if. They claim a difference only where its interval excludes 0."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +21,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def state(facts: RunFacts) -> tuple[str, str]:
-    """One word for the state of the run (complete, running, cut, empty), and a sentence."""
+    """One word (complete, running, cut, empty) and a sentence."""
     done, planned = facts.done, facts.planned
     if facts.summary is not None and done >= planned:
         wall = f" in {duration(facts.summary['wall_s'])}" if "wall_s" in facts.summary else ""
@@ -95,7 +92,6 @@ def _difference(base: ScoreRecord, trained: ScoreRecord) -> str:
 
 
 def _missing(record: ScoreRecord) -> str:
-    """A note that a score has no interval, and how many source games it needs; "" if it has one."""
     if record.score.estimate.interval is not None:
         return ""
     return f" There is no interval: {describe_shortage(record.score.source_games, 'source games')}."
@@ -149,7 +145,6 @@ def describe_match(record: MatchRecord) -> str:
 
 
 def verdicts(compared: Compared) -> list[str]:
-    """For each other run, whether its last version is stronger than the first run's."""
     first = compared.runs[0]
     headline = {pair.other: pair for pair in compared.paired if pair.label == HEADLINE}
     return [
@@ -203,12 +198,7 @@ def _unscored(first: RunFacts, other: RunFacts) -> str:
 
 
 def describe_change(answer: WhatIf, changed: OrderSets | None, version: str) -> str:
-    """What differs, in words.
-
-    Args:
-        changed: other orders; None if a player gave them, or nobody.
-        version: the player who gave them; empty: there is none.
-    """
+    """What differs. `changed`: None if a player gave the orders, or nobody; `version`: that player, or empty."""
     phase = answer.position.board.phase
     if version:
         return f"{answer.power.title()} in {phase} by {version}"

@@ -9,7 +9,6 @@ from entente.telemetry.errors import InputError
 from storage.files import durable_write
 
 _HERE = Path(__file__).parent
-"""Folder of styles and shared templates."""
 
 
 def page_template(name: str, folder: Path = _HERE) -> Template:

@@ -54,14 +54,12 @@ class ForkPlan:
 @dataclass(slots=True, kw_only=True)
 class PlayedFork:
     decisions: list[Decision] = field(default_factory=list)
-    """Decisions of the policy, by phase, each with its outcome."""
     phases: list[PlayedPhase] = field(default_factory=list)
     start: PowerScores | None = None
     end: PowerScores | None = None
     status: str = "complete"
     """complete | failed."""
     reason: str = ""
-    """Why the fork failed; empty if it did not."""
     rejected: int = 0
     """Number of orders of all seats that the game engine refused; it must be 0."""
     ended: str = ""
@@ -76,12 +74,11 @@ async def play_fork(
     record_phases: bool = True,
     on_phase: Callable[[str], None] = lambda phase: None,
 ) -> PlayedFork:
-    """Play until the horizon, or until an earlier end (see `PlayedFork.ended`). Mutates `board`, then releases it.
+    """Play until the horizon, or an earlier end (see `PlayedFork.ended`). Mutates `board`, then releases it.
 
     Args:
         players: by the name of their seat; other seats are scripted players.
         record_phases: record positions, orders and results for replay.
-        on_phase: called with the name of each played phase.
 
     Returns:
         the fork; its `status` is "failed" if a decision failed.
@@ -166,7 +163,6 @@ class _SampledDecision:
 
 
 def _rows(plan: ForkPlan, fork: PlayedFork, sampled: Sequence[_SampledDecision], end: PowerScores) -> list[Decision]:
-    """The rows, each with the reward components until the same power's next decision, or the end."""
     following: dict[str, PowerScores] = {}
     rows: list[Decision] = []
     for each in reversed(sampled):

@@ -31,11 +31,9 @@ SETTLED_YEARS = 2
 MAX_FAILED_SHARE = 0.25
 """Largest share of failed forks with which a rollout task succeeds: more than a few point to a common fault."""
 _RETRY_S = 2.0
-"""Seconds between two attempts to publish on a full disk."""
 FULL_DISK_WAIT_S = 60.0
 """Seconds that finished rollouts wait for space on a full disk before the run stops; it can be resumed."""
 _POLL_S = 0.05
-"""Seconds between two checks for a step's ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +50,7 @@ class GroupRange:
     """Consecutive start groups that one rollout task plays. All start from the positions of one step."""
 
     first_group: int
-    """Number of the first start group."""
     count: int
-    """Number of start groups."""
     step: int
     """The step whose positions they start from. Any step may train on the rows."""
     after: Path | None = None
@@ -85,7 +81,6 @@ async def play_missing(
     """Play the producer's start groups from `first_group` on, one per position, except those already published.
 
     Args:
-        stage: name of the progress display.
         positions: (snapshot, power that the policy plays) pairs.
         after: publish only once this ledger exists.
         rollouts: settings to use instead of the run's.
@@ -102,11 +97,8 @@ async def play_missing(
 
 
 async def play_probe(resources: RolloutResources, version: int) -> None:
-    """Play start groups with the trainer's version, to compare engine and trainer.
-
-    A resumed run whose rollouts were ahead has no rows of its trainer's version. These start groups have a single fork, so they
-    have no advantage, and no step selects them: training does not depend on where a run was resumed.
-    """
+    """Play start groups with the trainer's version, to compare engine and trainer after a resume whose rollouts were ahead. They
+    have one fork, so no advantage, and no step selects them: training does not depend on where a run was resumed."""
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     count = resources.rollouts.forks_per_group
     with resources.spans.span("rollout"):
@@ -146,8 +138,7 @@ async def _roll_out(
     producer: str,
     on_group: Callable[[int], None],
 ) -> list[PlayedFork]:
-    """Play with empty prefix caches: otherwise the last bits of log-probabilities would depend on earlier samples, and so on
-    where a run was resumed."""
+    """Play with empty prefix caches: else the last bits of log-probabilities would depend on earlier samples and resumes."""
     async with resources.past.served(settings.opponent_versions) as versions:
         policy = {POLICY: PolicyPlayer(resources.engine, resources.tokens)}
         searching = search_opponents(settings.searching_opponents, resources.engine, resources.tokens)
@@ -157,11 +148,7 @@ async def _roll_out(
 
 
 async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float) -> Shard:
-    """Call `publish`, and retry while the disk is full. Meanwhile the rows stay in memory and rollouts pause.
-
-    Raises:
-        OSError: publishing failed for another reason, or the disk was full for `wait_s` seconds.
-    """
+    """Call `publish`, and retry while the disk is full; raises OSError for other failures, or after `wait_s` seconds."""
     until = time.monotonic() + wait_s
     while True:
         try:
@@ -197,8 +184,7 @@ async def roll_out(
 
     Args:
         players: by the name of their seat: the policy, and each version in `settings.opponents`, with 'league' replaced.
-        producer: name of the producer of these groups; part of every id and seed.
-        seed: the run's seed.
+        producer: part of every id and seed.
         on_group: called with the number of each start group when all its forks have ended.
 
     Raises:
@@ -236,7 +222,6 @@ async def roll_out(
 
 
 def _check_failures(forks: Sequence[PlayedFork]) -> None:
-    """Raise an EngineError if more than `MAX_FAILED_SHARE` of the forks failed."""
     failed = [fork.reason for fork in forks if fork.status != "complete"]
     if len(failed) > MAX_FAILED_SHARE * len(forks):
         raise EngineError(f"{len(failed)} of {len(forks)} forks failed; the first: {failed[0]}")

@@ -39,18 +39,10 @@ class League:
     def __init__(self, paths: RunPaths, start_groups: int) -> None:
         self._paths, self._start_groups = paths, start_groups
         self._counted: dict[Path, Tally] = {}
-        """The tallies of shards that were read."""
 
     def settings_for(self, settings: RolloutSettings, producer: str, first_group: int, served: int) -> RolloutSettings:
-        """`settings` with the members of this start group's step in place of 'league'.
-
-        Args:
-            served: the newest version that is served; members are not newer.
-
-        Raises:
-            InputError: a member's adapter was removed.
-            DataError: the step's file is damaged.
-        """
+        """`settings` with this start group's members, none newer than `served`, for 'league'. Raises InputError if a member's
+        adapter was removed, DataError if the step's file is damaged."""
         if not settings.has_league:
             return settings
         league = self.at(producer, first_group // self._start_groups + 1, served)
@@ -77,7 +69,6 @@ class League:
         return league
 
     def _tally(self, before: int) -> Tally:
-        """Wins and forks by version, of the local start groups of the `RECENT_STEPS` steps before step `before`."""
         folder, end = self._paths.shards / LOCAL_PRODUCER, (before - 1) * self._start_groups
         first = end - RECENT_STEPS * self._start_groups
         names = [name for name in names_in(folder) if (match := SHARD_NAME.fullmatch(name)) and first <= int(match[1]) < end]
@@ -115,10 +106,8 @@ def added(tallies: Sequence[Tally]) -> Tally:
 
 
 def tally_shard(path: Path) -> Tally:
-    """Wins of the policy and forks, by version among its opponents, over the complete forks of a shard.
-
-    The last recorded position counts, which in a solo is the one before the win. A damaged shard counts nothing, with a message.
-    """
+    """Wins of the policy and forks, by opponent version, over a shard's complete forks. The last recorded position counts, in a
+    solo the one before the win. A damaged shard counts nothing, with a message."""
     seats: dict[int, tuple[str, str]] = {}
     failed: set[tuple[int, int]] = set()
     try:

@@ -28,7 +28,6 @@ from storage.arrow_files import to_table
 _GROUPS, _FORKS, _YEARS = {"one": 12, "all": 2}, 2, 2
 """Start groups by the policy's powers, forks of each, years of a fork."""
 _LAST_YEAR, _SOURCE_GAMES = 1906, 4
-"""Last year and number of the source games of the positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +44,11 @@ class Rehearsal:
     unique_tokens: float
     """Per start group, all forks together: a shared prefix counts once."""
     fork_bytes: float
-    """Bytes of a fork's rows."""
 
 
 def rehearse(positions: Sequence[Snapshot], tokens: Tokens, settings: RolloutSettings, longest: int, seed: int) -> Rehearsal:
-    """Play a few forks with these settings, of two game years at most, and scale the figures to the horizon.
-
-    Args:
-        longest: largest number of tokens of a row. Longer rows are cut, which happens with bytes as tokens.
-    """
+    """Play a few forks of two game years at most, and scale the figures to the horizon. Rows above `longest` tokens are cut,
+    which happens with bytes as tokens."""
     years = min(_YEARS, settings.horizon_years)
     # Past versions cannot play here, and searches take too long.
     opponents = ",".join(settings.scripted_opponents) or "mover"

@@ -23,25 +23,19 @@ PROBE = "probe"
 class RolloutResources:
     paths: RunPaths
     model: Path
-    """Folder of the base model."""
     seed: int
     rollouts: RolloutSettings
     cache: StateCache
     host: EngineHost
     engine: Engine
-    """Samples the rollouts."""
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
     outside: OutsideSettings = field(default_factory=OutsideSettings)
-    """Settings of the endpoints among the opponents."""
     spans: Spans = field(default_factory=Spans)
     league: League = field(init=False)
-    """Chooses the past versions that play opponents."""
     past: PastVersions = field(init=False)
-    """Serves them."""
     endpoints: OutsidePlayers = field(init=False)
-    """The endpoints among the opponents."""
 
     def __post_init__(self) -> None:
         self.league = League(self.paths, self.rollouts.start_groups)

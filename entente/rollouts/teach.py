@@ -1,10 +1,8 @@
 """Search as a teacher: labels positions that the student reaches, and makes distillation targets of the answers.
 
-The student's games are ordinary start groups with one fork each, under a producer of the round. With a single fork an advantage
-group has one decision, so no step selects these rows. The distillation targets of a shard of visits are one file with the same
-number, so a retried task does not repeat it.
-
-The engine's event loop samples proposals; worker processes run their playouts on all cores. Nothing here trains.
+The student's games are start groups with one fork each, under a producer of the round; so an advantage group has one decision,
+and no step selects these rows. The distillation targets of a shard of visits are one file with the same number, so a retried task
+does not repeat it. The engine's event loop samples proposals; worker processes run their playouts on all cores.
 """
 
 import asyncio
@@ -88,10 +86,8 @@ async def label(
 
 
 def teacher_probabilities(values: Sequence[float], visits: Sequence[int], best: int, temperature: float) -> list[float]:
-    """The teacher's distribution over its proposals: a softmax of their values by `temperature`; at 0 the best alone.
-
-    Only proposals with as many playouts as the best met the same scenarios; the others, which the search dropped early, get 0.
-    """
+    """The teacher's distribution: a softmax of values by `temperature`; at 0 the best alone. Proposals that the search dropped
+    early, with fewer playouts than the best, get 0."""
     if not temperature:
         return [float(place == best) for place in range(len(values))]
     top = max(value for value, seen in zip(values, visits, strict=True) if seen == visits[best])
@@ -141,7 +137,6 @@ async def _distil_target(
 async def _propose(
     resources: RolloutResources, improve: ImproveSettings, row: dict[str, Any]
 ) -> tuple[DecisionRequest, list[tuple[str, ...]]]:
-    """A visited decision, its board released, and the proposals for it; runs on the engine's event loop."""
     producer, snapshot = row["source"].partition("/")[0], row["snapshot"]
     rng_name = f"{producer}/{resources.seed}/{row['start_group']}/{row['fork']}/teacher"
     board = Board.restore(snapshot)

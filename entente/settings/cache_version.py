@@ -1,7 +1,5 @@
-"""Resolves "newest" in the settings of the state cache to a version.
-
-A refresh records its settings in a file next to the caches, so the newest one does not depend on clocks or file times.
-"""
+"""Resolves "newest" in the state-cache settings to a version. A refresh records its settings in a file next to the caches, so
+the newest one does not depend on clocks or file times."""
 
 from pathlib import Path
 

@@ -14,11 +14,8 @@ from storage.settings import StorageSettings
 
 
 def check_settings(settings: RunSettings) -> None:
-    """Check that settings do not contradict each other, and that players, loss and rewards exist.
-
-    Raises:
-        InputError: names the settings, their values and the cure.
-    """
+    """Raise InputError, with settings, values and fix, if settings contradict each other or a player, loss or reward is
+    missing."""
     if settings.run:
         check_run_name(settings.run)
     if "\0" in str(settings.runs_root):
@@ -59,11 +56,8 @@ def check_settings(settings: RunSettings) -> None:
 
 
 def check_objective(settings: RunSettings) -> None:
-    """Check that the loss and the reward components exist, here or in an installed package. Does not load the loss.
-
-    Raises:
-        InputError: names it, its package if any, and the cure.
-    """
+    """Raise InputError if the loss or a reward component exists neither here nor in an installed package; does not load the
+    loss."""
     check_blend(settings.storage.blend)
     try:
         check_named("loss", settings.training.loss, LOSSES)
@@ -76,11 +70,7 @@ def check_objective(settings: RunSettings) -> None:
 
 
 def try_loss(name: str) -> None:
-    """Load and try a user's own loss. Imports torch, so set its number of threads before.
-
-    Raises:
-        InputError: the loss cannot be used.
-    """
+    """Load and try a user's loss; raises InputError if it is unusable. Imports torch, so set its number of threads before."""
     if name in LOSSES:
         return
     from entente.training.losses import policy_loss

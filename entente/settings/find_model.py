@@ -1,7 +1,5 @@
-"""Finds a run's model and GPUs on this machine, and checks that the model fits, before anything heavy starts.
-
-Imports neither torch nor Prefect. A hub id resolves to an earlier download only; a plan asks the hub whether it has the model.
-"""
+"""Finds a run's model and GPUs on this machine, and checks that the model fits, before anything heavy starts. Imports neither
+torch nor Prefect. Resolves a hub id to an earlier download only; a plan asks the hub whether it has the model."""
 
 from pathlib import Path
 
@@ -31,9 +29,7 @@ TINY = "tiny"
 
 
 def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
-    """Check that the model fits the memory of this machine and its cards. Returns the cards of the run.
-
-    Does not check the memory of a model that is not downloaded yet.
+    """Check that the model fits the memory of this machine and its cards, unless it is not downloaded yet. Returns the cards.
 
     Args:
         trains: include the trainer.
@@ -52,14 +48,8 @@ def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
 
 
 def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
-    """The cards of engine and trainer on this machine; none on a CPU.
-
-    Args:
-        trains: include the trainer.
-
-    Raises:
-        InputError: `training.device` or another setting asks for a card that does not exist.
-    """
+    """The cards of engine and trainer (if `trains`) on this machine; none on a CPU. Raises InputError if `training.device` or
+    another setting asks for a card that does not exist."""
     inference, training = settings.inference, settings.training
     samples = computes_on_card(inference)
     trains_on_card = trains and training.device != "cpu" and torch_cuda() is not None
@@ -75,11 +65,8 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
 
 
 def model_here(name: str) -> Path | None:
-    """Folder of a model on this machine, or of an earlier download; None for a hub id that is not downloaded.
-
-    Raises:
-        InputError: `name` is neither a folder nor a hub id, or see `resolve_model`.
-    """
+    """Folder of a model or earlier download; None for a hub id that is not downloaded. Raises InputError if `name` is neither,
+    or as `resolve_model`."""
     if Path(name).is_dir() or not may_be_hub_id(name):
         return resolve_model(name)
     folder = downloaded(name)
@@ -87,11 +74,7 @@ def model_here(name: str) -> Path | None:
 
 
 def model_for_plan(name: str) -> Path | None:
-    """Like `model_here`; if the model is not downloaded, check that the hub has it.
-
-    Raises:
-        InputError: see `model_here`; or the hub does not have the model or does not answer.
-    """
+    """Like `model_here`; for a model that is not downloaded, raises InputError if the hub lacks it or does not answer."""
     folder = model_here(name)
     if folder is None:
         ask_hub(name)
@@ -99,11 +82,7 @@ def model_for_plan(name: str) -> Path | None:
 
 
 def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
-    """Folder of the base model of `run`, which has these settings.
-
-    Raises:
-        InputError: it is no longer on this machine, or differs from the one that the run started with.
-    """
+    """Folder of the run's base model; raises InputError if it is gone, or differs from the one that the run started with."""
     name = settings.inference.model
     folder = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
     if folder is None:
@@ -113,7 +92,6 @@ def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
 
 
 def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | None:
-    """Like `model_of`; None if the model is no longer on this machine."""
     try:
         return model_of(settings, runs_root, run)
     except InputError:
@@ -142,11 +120,8 @@ def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROM
 
 
 def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:
-    """The shape of the model `name`; None if it is not downloaded.
-
-    Raises:
-        InputError: its family is unknown, or its config is incomplete; or see `model_here`.
-    """
+    """The shape of the model; None if it is not downloaded. Raises InputError as `model_here`, or for an unknown family or
+    incomplete config."""
     if name == TINY:
         return tiny_shape(recipe, prompts)
     folder = model_here(name)
@@ -154,14 +129,7 @@ def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -
 
 
 def check_length(settings: InferenceSettings, positions: int | None, name: str) -> None:
-    """Check that inference.max_model_length fits the model `name`.
-
-    Args:
-        positions: longest sequence of the model; None if unknown.
-
-    Raises:
-        InputError: it is longer.
-    """
+    """Raise InputError if inference.max_model_length exceeds `positions`, the model's longest sequence (None: unknown)."""
     if positions is not None and settings.max_model_length > positions:
         raise InputError(
             f"inference.max_model_length {settings.max_model_length} exceeds the {positions} positions of model '{name}' "

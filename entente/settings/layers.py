@@ -1,7 +1,5 @@
-"""Builds the settings of a run from layers, later ones win: a preset, TOML files, command-line flags.
-
-A run stores the resolved tree in its folder; a resumed run starts from it.
-"""
+"""Builds a run's settings from layers, later ones win: preset, TOML files, command-line flags. The run's folder stores the
+resolved tree, from which a resumed run starts."""
 
 import json
 import tomllib
@@ -38,11 +36,7 @@ _PRESETS = Path(__file__).with_name("presets")
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
-    """The tree of values in a TOML file of settings. Does not check names and values.
-
-    Raises:
-        InputError: the file cannot be read, or is not TOML.
-    """
+    """The unchecked tree in a TOML settings file; raises InputError if the file cannot be read or is not TOML."""
     text = read_text(file, at_most=_LARGEST_FILE, what="settings file")
     try:
         return tomllib.loads(text)
@@ -61,23 +55,14 @@ def _preset_tree(preset: str) -> dict[str, Any]:
 
 
 def deployed_preset(preset: str, over: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A build step of `prefect deploy`: the parameter `settings` from a preset, overridden by `over`.
-
-    The deployment stores all values, because Prefect's UI sends every value of its form: a flow could not distinguish a default
-    from a choice.
-
-    Raises:
-        InputError: there is no such preset.
-    """
+    """A build step of `prefect deploy`: the parameter `settings` from a preset (InputError if unknown), overridden by `over`.
+    Stores all values: Prefect's UI sends every value of its form, so a flow cannot distinguish a default from a choice."""
     return {"settings": merge_layers(_preset_tree(preset), over or {})}
 
 
 def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
-    """Checked settings from a preset, TOML files and overrides; later layers win.
-
-    Raises:
-        InputError: unknown preset, unreadable file, unknown or invalid setting, or settings that contradict each other.
-    """
+    """Checked settings from a preset, TOML files and overrides; later layers win. Raises InputError for an unknown preset, an
+    unreadable file, and unknown, invalid or contradictory settings."""
     layers = [_preset_tree(preset), *(read_settings_file(file) for file in files), overrides or {}]
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -117,14 +102,8 @@ def _rate_in_presets(name: str) -> float | None:
 
 
 def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:
-    """Hidden width of the model in a settings tree; None if unknown or invalid, which a later check refuses.
-
-    Args:
-        ask: read the config of a model that is not downloaded from the hub.
-
-    Raises:
-        InputError: the hub does not have the model or does not answer.
-    """
+    """Hidden width of the model in a settings tree; None if unknown or invalid, which a later check refuses. With `ask`, reads
+    the config of a model that is not downloaded from the hub; raises InputError if the hub lacks it or does not answer."""
     name, folder = _name_of_base(tree), _folder_of_base(tree)
     if name == TINY:
         recipe = tree.get("tiny_model")
@@ -164,11 +143,7 @@ def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
 
 
 def check_prompts(settings: RunSettings) -> None:
-    """Check that a base model that was made here gets the prompts of its training.
-
-    Raises:
-        InputError: names the setting and both values.
-    """
+    """Raise InputError if a base model made here would get other prompts than in its training."""
     made_for = _prompts_of_base({"inference": {"model": settings.inference.model}})
     for name in PromptSettings.model_fields if made_for is not None else ():
         wanted, value = getattr(made_for, name), getattr(settings.prompts, name)
@@ -180,11 +155,8 @@ def check_prompts(settings: RunSettings) -> None:
 
 
 def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | None = None) -> RunSettings:
-    """Checked settings of a resumed run: its stored settings, changed by files and overrides.
-
-    Raises:
-        InputError: no run is named, it does not exist, or a setting that may not change would change.
-    """
+    """The stored settings of a run, changed by files and overrides. Raises InputError if no run is named, it does not exist,
+    or a fixed setting would change."""
     changes: dict[str, Any] = {}
     for layer in [*(read_settings_file(file) for file in files), overrides or {}]:
         changes = merge_layers(changes, layer)
@@ -217,11 +189,7 @@ def _rule(name: str) -> ChangeRule:
 
 
 def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
-    """Check that a run may be resumed with the settings `wanted`.
-
-    Raises:
-        InputError: a fixed setting changed; names it and both values.
-    """
+    """Raise InputError, with setting and both values, if `wanted` changes a fixed setting."""
     for name, (before, after) in changed_settings(stored, wanted).items():
         if _rule(name) is STAYS:
             raise InputError(
@@ -255,11 +223,8 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def settings_of(paths: RunPaths) -> RunSettings:
-    """The resolved settings of an existing run, with name, root and model path adapted to its current folder.
-
-    Raises:
-        InputError: there is no such run, or its settings cannot be used.
-    """
+    """The settings of an existing run, with name, root and model path adapted to its current folder, to which it may have been
+    copied. Raises InputError if there is no such run or its settings are unusable."""
     if not paths.settings.exists():
         others = [name for name in run_names(paths.root.parent) if RunPaths(paths.root.parent / name).settings.exists()]
         there = f"; runs there: {', '.join(others[-5:])}" if others else ""
@@ -273,7 +238,6 @@ def settings_of(paths: RunPaths) -> RunSettings:
 
 
 def _relocated(settings: RunSettings, paths: RunPaths) -> RunSettings:
-    """Adapt paths to the current folder of the run, which may have been copied."""
     root, model = paths.root.parent, settings.inference.model
     if settings.runs_root.parts and Path(model).is_relative_to(settings.runs_root):
         copied = root / Path(model).relative_to(settings.runs_root)

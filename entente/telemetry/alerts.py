@@ -1,8 +1,6 @@
 """Rules over a run's metrics that raise alerts.
 
-Each rule examines the steps so far and returns a sentence or None. A rule raises an alert when it fires after a step in which it
-did not.
-"""
+A rule examines the steps so far and returns a sentence or None; an alert is raised when it starts to fire."""
 
 import json
 import shutil
@@ -13,37 +11,32 @@ from statistics import median
 
 Figures = Mapping[str, float]
 LAG_AT_CAP_STEPS = 5
-"""Steps in a row whose median policy lag equals the staleness budget."""
+"""Steps in a row with the median policy lag at the staleness budget."""
 MISMATCH_MEAN = 0.05
 """Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
 MISMATCH_TIMES = 10.0
-"""Bound of the mismatch's 99th percentile at lag 0, in multiples of its median over the steps."""
+"""Multiple of the run's median of the mismatch's 99th percentile at lag 0."""
 NO_SPREAD_SHARE = 0.9
-"""Bound of the share of fresh advantage groups whose returns are all equal; such groups give no gradient."""
+"""Share of fresh advantage groups with equal returns, which give no gradient."""
 STALLED_MINUTES = 30.0
-"""Minutes without a finished step until a run counts as stalled."""
+"""Without a finished step."""
 NO_PROGRESS_STEPS = 100
-"""Steps without a rise of the mean return until an alert."""
 ENTROPY_FLOOR = 0.02
-"""Lower bound of the mean entropy over legal sets, nats; below it the policy hardly explores."""
+"""Mean over legal sets, nats; below it the policy hardly explores."""
 RATIO_OFF = 3.0
-"""Bound of the 99th percentile of abs(ratio - 1): a ratio of 4 after a few updates means that the learning rate is too high."""
+"""99th percentile of abs(ratio - 1): a ratio of 4 after a few updates means that the learning rate is too high."""
 CLIPPED_SHARE = 0.25
-"""Bound of the share of tokens that are clipped. The tiny model learns with a seventh clipped in its first steps."""
+"""Share of clipped tokens. The tiny model learns with a seventh clipped in its first steps."""
 DISK_FREE_GIB = 2.0
-"""Lower bound of free disk space for the run's folder, GiB."""
 _HISTORY = 512
-"""Number of past steps that the rules examine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     name: str
-    """The rule: stalled, no_progress, not_finite, lag_at_cap, mismatch, ratio, entropy, zero_std, disk or worker_lost; the flow
-    `recover-training` raises not_recovered."""
+    """The name of a rule; the flow `recover-training` raises not_recovered."""
     run: str
     step: int
-    """The newest finished step."""
     sentence: str
 
     def as_json(self) -> str:
@@ -51,10 +44,7 @@ class Alert:
 
 
 class Watch:
-    """Applies the rules to one run; keeps the metrics of past steps."""
-
     def __init__(self, run: str, *, max_policy_lag: int, folders: Sequence[Path]) -> None:
-        """`folders`: of the run and of Prefect's database, for the check of free disk space."""
         self._run, self._max_lag, self._folders = run, max_policy_lag, folders
         self._steps: list[Figures] = []
         self._step = 0
@@ -78,7 +68,7 @@ class Watch:
         return [alert for name, rule in self._rules.items() if (alert := self._raised(name, rule()))]
 
     def quiet(self, seconds: float) -> list[Alert]:
-        """Check for a stall, from the seconds since the last step, and for a full disk. Returns new alerts."""
+        """Check for a stall and a full disk between steps. Returns new alerts."""
         bound = 60 * STALLED_MINUTES
         sentence = f"no step was finished for {seconds / 60:.0f} minutes" if seconds >= bound else None
         alerts = [self._raised("stalled", sentence), self._raised("disk", self._disk())]

@@ -1,9 +1,7 @@
 """The GPUs that this process may use, and their assignment to engine and trainer.
 
-Reads NVML and package files only, without a CUDA context and without torch: a process that has initialised CUDA cannot fork,
-cannot switch to other cards, and holds memory of a card. The UUID identifies a card for NVML and CUDA; numbers are in PCI order,
-as in `nvidia-smi`. A slice of a card in MIG mode is a card of its own. If a driver or a mode denies a card to a process, torch
-and vLLM report it.
+Reads NVML and package files, without a CUDA context and without torch: a process that has initialised CUDA cannot fork or switch
+cards. The UUID identifies a card for NVML and CUDA; indices are in PCI order, as in `nvidia-smi`. A MIG slice is its own card.
 """
 
 import os
@@ -20,30 +18,27 @@ from entente.telemetry.errors import InputError
 
 T = TypeVar("T")
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-"""CUDA's variable: the numbers or UUIDs of the cards that a process sees."""
+"""Numbers or UUIDs of the GPUs that a process sees."""
 _HIDES_ALL = ("", "-1", "none", "void", "NoDevFiles")
-"""Values of `VARIABLE` that hide every card on purpose."""
+"""Values that hide every GPU on purpose."""
 _original: list[str | None] = []
-"""The original value of `VARIABLE`, once `take_cards` has changed it."""
+"""The value before `take_cards` changed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A GPU, or a slice of one in MIG mode."""
+    """A GPU or a MIG slice."""
 
     uuid: str
     """'GPU-…' or 'MIG-…'."""
     index: int
-    """Number in PCI order; a slice has that of its card."""
+    """PCI order; a slice has that of its card."""
     name: str
     total: int
-    """Memory, bytes; that of the machine if the card has none of its own."""
+    """Memory, bytes; the machine's if the card has none of its own."""
     free: int
-    """Free memory, bytes."""
     driver: str
-    """Driver version."""
     mig: bool
-    """True for a slice."""
 
     @property
     def text(self) -> str:
@@ -53,9 +48,9 @@ class Card:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
     engine: tuple[Card, ...] = ()
-    """Cards of the engine; empty if it computes on the CPU or elsewhere."""
+    """Empty: on the CPU or elsewhere."""
     trainer: tuple[Card, ...] = ()
-    """Cards of the trainer, one per process; empty if it computes on the CPU."""
+    """One per process; empty: on the CPU."""
 
     @property
     def shared(self) -> bool:
@@ -63,22 +58,12 @@ class CardPlan:
 
 
 def visible_cards(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[Card, ...]:
-    """The cards that this process may use, in the order of `VARIABLE`, else in PCI order; () without NVML.
-
-    Ignores `take_cards`: reports the cards that the process started with.
-
-    Args:
-        nvml: the module `pynvml`, or a fake.
-        environ: environment with `VARIABLE`.
-    """
+    """In the order of `VARIABLE`, else PCI order; () without NVML. Ignores `take_cards`."""
     return _select(nvml, environ)[0]
 
 
 def take_cards(cards: Sequence[Card]) -> None:
-    """Restrict this process and its children to `cards`. Does nothing without cards.
-
-    CUDA reads the variable when it is initialised, so call this before the first CUDA call of the process.
-    """
+    """Restrict this process and its children to `cards`, if any. Call it before CUDA is initialised."""
     if cards:
         if not _original:
             _original.append(os.environ.get(VARIABLE))
@@ -92,15 +77,11 @@ def plan_cards(
     tensor_parallel: int = 1,
     processes: int = 0,
 ) -> CardPlan:
-    """Assign `cards` to engine and trainer.
+    """Assign `cards` to engine and trainer; raises InputError if an index has no card or there are too few.
 
     Args:
-        engine: indices of the engine's cards; (): the first `tensor_parallel`; None: no engine on a card.
-        processes: processes of the trainer, with a card each: the first ones that the engine leaves, else the first of all;
-            0: no trainer on a card.
-
-    Raises:
-        InputError: an index has no card, a card is named twice, or there are too few.
+        engine: indices of the engine's cards; (): the first `tensor_parallel`; None: no engine on a GPU.
+        processes: trainer processes, a card each: the first that the engine leaves, else the first of all; 0: no GPU.
     """
     if not cards:
         return CardPlan()
@@ -124,7 +105,7 @@ def plan_cards(
 
 
 def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> None:
-    """Raise InputError if `VARIABLE` names an unknown card; CUDA would silently ignore it and all cards after it."""
+    """Raise InputError for an unknown card in `VARIABLE`: CUDA would silently ignore it and all cards after it."""
     if unknown := _select(nvml, environ)[1]:
         everything = visible_cards(nvml, environ={})
         listed = ", ".join(f"{card.index} {card.uuid}" for card in everything) or "none that can be used"
@@ -132,12 +113,12 @@ def check_visible(nvml: Any = None, *, environ: Mapping[str, str] | None = None)
 
 
 def unusable_cards(nvml: Any = None) -> list[str]:
-    """A sentence for each card whose name or memory NVML cannot read; such a card is not visible."""
+    """A sentence per card whose name or memory NVML cannot read; such a card is not visible."""
     return _devices(nvml)[1]
 
 
 def torch_cuda() -> tuple[int, int] | None:
-    """CUDA version of the installed torch, read from its files; None for a CPU build or without torch."""
+    """CUDA version of torch, read from its files; None for a CPU build or without torch."""
     try:
         file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
         version = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
@@ -180,7 +161,7 @@ def _select(nvml: Any, environ: Mapping[str, str] | None) -> tuple[tuple[Card, .
 
 
 def _named(part: str, devices: Sequence[Sequence[Card]]) -> Sequence[Card] | None:
-    """The cards of a number, a UUID or a unique prefix of one; None if there is no such card."""
+    """By number, UUID or unique prefix of one."""
     if part.isdigit():
         return (devices[int(part)] or None) if int(part) < len(devices) else None
     matching = [card for cards in devices for card in cards if card.uuid.startswith(part)]
@@ -188,7 +169,7 @@ def _named(part: str, devices: Sequence[Sequence[Card]]) -> Sequence[Card] | Non
 
 
 def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
-    """(the card or its slices, for each card in PCI order; why cards are missing). Empty without a driver."""
+    """(each card or its slices, in PCI order; why cards are missing). Empty without a driver."""
     if nvml is None:
         import pynvml as nvml
     try:
@@ -198,7 +179,7 @@ def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
     devices, failures = list[Sequence[Card]](), list[str]()
 
     def usable(index: int, question: Callable[[], list[T]]) -> list[T]:
-        """Records a failure and returns [] for a lost or forbidden card, so that others remain usable."""
+        """[] for a lost or forbidden card, so that others remain usable."""
         try:
             return question()
         except nvml.NVMLError as error:
@@ -217,7 +198,7 @@ def _devices(nvml: Any) -> tuple[list[Sequence[Card]], list[str]]:
 
 
 def _parts(nvml: Any, index: int) -> list[tuple[Any, bool]]:
-    """(handle, is a slice) of a card or of each of its slices."""
+    """(handle, is a MIG slice)."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     current, _ = _ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle), (nvml.NVML_DEVICE_MIG_DISABLE, 0))
     if current != nvml.NVML_DEVICE_MIG_ENABLE:
@@ -233,7 +214,7 @@ def _card(nvml: Any, handle: Any, mig: bool, index: int, driver: str) -> Card:
 
 
 def _memory(nvml: Any, part: Any) -> tuple[int, int]:
-    """Total and free bytes of a card. NVML reports none for one that shares the machine's memory, such as the GB10."""
+    """(total, free) bytes. NVML reports none for a card that shares the machine's memory, such as the GB10."""
     from pynvml import NVML_ERROR_NOT_SUPPORTED
 
     try:

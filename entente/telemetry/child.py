@@ -1,10 +1,9 @@
 """Child processes that end with their parent, however it ends, and recognition of recorded processes.
 
     python -m MODULE JOB                                   a job that returns a JSON object; a crash or hang is a result too
-    python -m entente.telemetry.child MODULE ARGUMENTS     any module, which ends when its standard input closes
+    python -m entente.telemetry.child MODULE ARGUMENTS     any module; ends when its standard input closes
 
-JOB is the JSON file that `run_child` writes, with the path of the answer; the child calls `answer_job`. Its process group
-is always killed: at its end, at its time limit, and when the parent is killed, because that closes its standard input.
+A job's process group is always killed: at its end, at its time limit, and when the parent dies and so closes its stdin.
 """
 
 import asyncio
@@ -28,17 +27,14 @@ import psutil
 from entente.telemetry.errors import EntenteError
 
 LOG_LINES = 15
-"""Number of last lines of a log in a result."""
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 5.0
 
 
 def process_start(pid: int) -> str:
-    """Start of a process: id of the boot and clock ticks since it; '' if there is no such process.
+    """Boot id and clock ticks since boot; '' if there is no such process.
 
-    Pid and start identify a process, even when the clock is set: kernel and psutil derive the start in seconds since 1970 from
-    the present time.
-    """
+    With the pid this identifies a process, also after the clock is set: a start in seconds since 1970 depends on the clock."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -47,7 +43,7 @@ def process_start(pid: int) -> str:
 
 
 def _start_elsewhere(pid: int) -> str:
-    """On a system without /proc, such as macOS, which stores the time at the start."""
+    """Without /proc, as on macOS, which stores the start time."""
     try:
         return str(psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:
@@ -55,7 +51,6 @@ def _start_elsewhere(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Id of the current boot of this machine; '' if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -63,7 +58,7 @@ def boot_id() -> str:
 
 
 def find_process(pid: int, start: str) -> psutil.Process | None:
-    """The process with this pid and this `process_start`; None if it has ended."""
+    """None if it has ended."""
     try:
         process = psutil.Process(pid)
         ended = process_start(pid) != start or process.status() == psutil.STATUS_ZOMBIE
@@ -76,9 +71,8 @@ def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
     """End this process within a second of its parent's end, even after a kill -9 of the parent.
 
     Args:
-        gently: send SIGTERM, and exit after five seconds; else exit at once, which is safe if files survive a kill at any moment.
-        parent: process id of the parent; 0: the current parent. Required if `multiprocessing` did not start the child, because
-            the parent may end while the child imports modules.
+        gently: SIGTERM, then exit after five seconds; else exit at once, which is safe if files survive a kill at any moment.
+        parent: required unless `multiprocessing` started the child: the parent may end while the child imports modules.
     """
     started_by = multiprocessing.parent_process()
     parent = parent or (os.getppid() if started_by is None or started_by.pid is None else started_by.pid)
@@ -86,7 +80,6 @@ def end_with_parent(*, gently: bool = False, parent: int = 0) -> None:
 
 
 def end_with_pipe() -> None:
-    """End this process group when the parent closes the other end of standard input."""
     threading.Thread(target=_wait_for_end, name="parent-watch", daemon=True).start()
 
 
@@ -108,23 +101,16 @@ def _watch(parent: int, gently: bool) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildResult:
     answer: dict[str, Any] | None
-    """What it returned; None if it failed."""
     why: str = ""
-    """Why it failed, in one sentence."""
     log: str = ""
-    """Last lines of its log, if it failed."""
+    """Tail of its log, if it failed."""
     seconds: float = 0.0
 
 
 async def run_child(
     module: str, job: Mapping[str, Any], log: Path, *, limit_s: float, environment: Mapping[str, str] | None = None
 ) -> ChildResult:
-    """Run `module` on `job` in a process of its own. The job is stored next to `log`, so that it can be repeated by hand.
-
-    Args:
-        limit_s: seconds until the process is killed.
-        environment: additional variables.
-    """
+    """Run `module` on `job` in a process, killed after `limit_s`. The job is stored beside `log`, to repeat it by hand."""
     log.parent.mkdir(parents=True, exist_ok=True)
     handed, answer = log.with_suffix(".job.json"), log.with_suffix(".answer.json")
     answer.unlink(missing_ok=True)
@@ -167,7 +153,7 @@ async def run_child(
 
 
 def answer_job(work: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-    """In the child: run `work` on the job of the command line, write the answer, and exit."""
+    """In the child: run `work` on the job of the command line and write the answer."""
     end_with_pipe()
     job = json.loads(Path(sys.argv[1]).read_text())
     try:

@@ -1,8 +1,6 @@
-"""Readings of the GPUs of this machine by NVML, every few seconds, stored in a file and aggregated over a step.
+"""GPU readings from NVML every few seconds, stored in a file and aggregated over a step.
 
-A device's name is its UUID, as in `entente.telemetry.cards`; a slice of a card in MIG mode is a device of its own. An unsupported
-figure is missing, never zero. A machine without a GPU has no figures.
-"""
+A device is named by its UUID; a MIG slice is its own device. An unsupported figure is missing, never zero."""
 
 import json
 import logging
@@ -22,24 +20,18 @@ from entente.telemetry.progress import reporter
 pynvml: Any = untyped_pynvml
 logger = logging.getLogger("entente.devices")
 Reading = dict[str, float]
-"""A device's figures by name."""
 
 LARGEST_FILE = 32 << 20
-"""Size of a file of readings, bytes, that starts a new one."""
+"""Bytes; a larger file is rotated."""
 GPU_BEAT_S = 2.0
-"""Seconds between readings: tens of readings per step, at negligible cost."""
+"""Tens of readings per step, at negligible cost."""
 
 
 class GpuSampler:
-    """Reads the GPUs of this machine in its own thread; without a GPU, figures are empty."""
+    """Reads the GPUs in its own thread; without one, figures are empty."""
 
     def __init__(self, beat_s: float = 0.0, file: Path | None = None, cards: Sequence[Card] = ()) -> None:
-        """
-        Args:
-            beat_s: seconds between readings; 0: one reading per `sample`.
-            file: for a JSON line per reading of a device; bounded.
-            cards: cards to read; empty: all visible ones.
-        """
+        """`beat_s` 0: one reading per `sample`. `file`: a JSON line per reading, bounded. `cards` empty: all visible ones."""
         self._devices, self._beat_s, self._file = _open_devices(cards), beat_s, file
         self._readings: list[dict[str, Reading]] = []
         self._lock, self._closing = threading.Lock(), threading.Event()
@@ -49,7 +41,7 @@ class GpuSampler:
             self._thread.start()
 
     def sample(self) -> dict[str, float]:
-        """Registered `gpu/` figures from the readings since the last call, else from a new reading; {} without a GPU."""
+        """`gpu/` metrics over the readings since the last call, else from a new one; {} without a GPU."""
         with self._lock:
             if not self._readings:
                 self._read()
@@ -60,7 +52,7 @@ class GpuSampler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the thread. NVML stays initialised, because other code of this process may use it."""
+        """Stop the thread. NVML stays initialised: other code of this process may use it."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
@@ -88,7 +80,7 @@ class GpuSampler:
 
 
 def _open_devices(cards: Sequence[Card]) -> dict[str, Any]:
-    """UUID -> NVML handle; empty without NVML. Reports cards without a handle."""
+    """By UUID. Reports cards without a handle."""
     handles = dict[str, Any]()
     try:
         pynvml.nvmlInit()
@@ -134,7 +126,7 @@ def read_device(handle: Any) -> Reading:
 
 
 def append_line(file: Path, line: str, largest: int = LARGEST_FILE) -> None:
-    """Append `line`. A file above `largest` bytes is first renamed to `<name>.before<ending>`, replacing an older one."""
+    """Above `largest` bytes, first rename to `<name>.before<ending>`, replacing an older one."""
     if file.exists() and file.stat().st_size > largest:
         os.replace(file, file.with_suffix(f".before{file.suffix}"))
     with file.open("a", encoding="utf-8") as out:
@@ -152,7 +144,7 @@ _FOLDS: tuple[tuple[str, str, Fold, Fold], ...] = (
     ("sm_clock_mhz", "sm_clock_mhz", mean, min),
     ("temperature_c", "temperature_c", max, max),
 )
-"""Metric, figure of a reading, aggregate over readings of a device, aggregate over devices."""
+"""Metric, figure, aggregate over a device's readings, aggregate over devices."""
 
 
 def fold(readings: Sequence[Mapping[str, Reading]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The one error tree. A message says what is wrong, where (file, row, policy version), and how to repair it.
+"""The error tree. A message says what is wrong, where (file, row, policy version), and how to fix it.
 
 EntenteError             exit code 1
 ├── InputError           exit code 2: the user's input cannot be used
@@ -8,26 +8,22 @@ EntenteError             exit code 1
 │   ├── EngineLostError  it failed or does not answer: another engine may serve the request
 │   └── VersionGoneError it does not serve the policy version (any more): request a newer one
 └── TrainingError        the trainer refused a batch, or failed
-
-The command line prints the sentence alone; a traceback only with ``--debug``.
 """
 
 import errno
 
 
 class EntenteError(Exception):
-    """Base class of all errors that Entente raises; ``exit_code`` is the exit code of the process."""
+    """Base class; ``exit_code`` is that of the process. The CLI prints the message alone, a traceback only with ``--debug``."""
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """IPython shows the sentence instead of a traceback, as the command line does."""
+        """IPython: the message instead of a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class InputError(EntenteError):
-    """A setting, argument or path given by the user cannot be used."""
-
     exit_code = 2
 
 
@@ -56,12 +52,12 @@ class TrainingError(EntenteError):
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line; the name of its type if it has none."""
+    """The type's name if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def disk_full(error: BaseException | None) -> DiskFullError | None:
-    """A DiskFullError if a full disk is among the causes of `error`, else None."""
+    """Set if a full disk is among the causes of `error`."""
     while error is not None:
         if isinstance(error, DiskFullError):
             return error

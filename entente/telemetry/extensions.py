@@ -1,7 +1,4 @@
-"""Bots, losses and rewards of a user's own package, which settings name as `module:attribute` (docs/extending.md).
-
-A module is imported when its part is first used. The error of an unusable part is one sentence.
-"""
+"""Loads a user's bots, losses and rewards, named `module:attribute` in settings, at first use (docs/extending.md)."""
 
 import re
 from collections.abc import Callable, Collection
@@ -17,30 +14,20 @@ Part = TypeVar("Part")
 
 
 class Misfit(Exception):
-    """The object of a name is unsuitable. The message continues a sentence that starts with the name."""
+    """The object is unsuitable. The message continues a sentence that starts with its name."""
 
 
 def check_named(kind: str, name: str, own: Collection[str]) -> None:
-    """Check that `name` is one of `own` or has the form `module:attribute`; imports nothing.
-
-    Args:
-        kind: noun for the part, such as "loss".
-
-    Raises:
-        InputError: it is neither.
-    """
+    """Raise InputError unless `name` is one of `own` or a `module:attribute`; imports nothing. `kind`: noun, such as "loss"."""
     if name not in own and not _PART.fullmatch(name):
         raise InputError(f"There is no {kind} {name!r}. Known: {', '.join(own)}; one of your own is named 'module:attribute'")
 
 
 def load_part(kind: str, name: str, accept: Callable[[Any, str], Part]) -> Part:
-    """The object that a `module:attribute` names, as `accept` returns it.
+    """The object that a `module:attribute` names, as `accept` returns it; InputError if it cannot be imported or used.
 
     Args:
         accept: gets the object and its name in a sentence; raises Misfit if the object is unsuitable.
-
-    Raises:
-        InputError: it cannot be imported or used; names the cure.
     """
     module, _, attribute = name.partition(":")
     try:
@@ -61,7 +48,7 @@ def load_part(kind: str, name: str, accept: Callable[[Any, str], Part]) -> Part:
 
 
 def check_arguments(function: Any, *names: str) -> None:
-    """Raise Misfit if `function` does not accept these positional arguments."""
+    """Raise Misfit unless `function` accepts these positional arguments."""
     try:
         signature(function).bind(*names)
     except TypeError as error:

@@ -1,7 +1,7 @@
-"""The machine: usable cores, thread counts to set before torch is imported, and versions, platform and GPUs to store with a run.
+"""Usable cores, thread counts to set before torch is imported, and the environment record of a run.
 
-Processes that compute at the same time must not have more threads in total than there are cores. OpenMP threads spin while they
-wait: 2 + 2 threads on two cores took 3.5 times as long as 1 + 1. Processes that alternate may each use all cores.
+Processes that compute at the same time must not have more threads than cores in total: OpenMP threads spin while they wait, and
+2 + 2 threads on two cores took 3.5 times as long as 1 + 1.
 """
 
 import os
@@ -21,11 +21,11 @@ DISTRIBUTIONS = {
     "pyarrow": ("pyarrow",),
     "diplomacy": ("diplomacy",),
 }
-"""Package -> the distributions that may contain it; at most one of them is installed."""
+"""Package -> distributions that may contain it; at most one is installed."""
 
 
 def environment() -> dict[str, str]:
-    """Facts about this machine, as short texts; "absent" for a missing package. Imports no package."""
+    """Imports no package; a missing one is "absent"."""
     return {
         **{name: package_version(*distributions) for name, distributions in DISTRIBUTIONS.items()},
         "python": platform.python_version(),
@@ -36,7 +36,7 @@ def environment() -> dict[str, str]:
 
 
 def package_version(*distributions: str) -> str:
-    """Version of the first installed distribution, with its name unless it is the first of all; or "absent"."""
+    """Of the first installed one, with its name unless it is the first of all; or "absent"."""
     for distribution in distributions:
         try:
             number = version(distribution)
@@ -47,12 +47,7 @@ def package_version(*distributions: str) -> str:
 
 
 def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tuple[int, int]:
-    """Threads of (engine, trainer).
-
-    Args:
-        cores: number of usable cores.
-        engine, trainer: threads from the settings; 0 means as many as fit.
-        overlap: the two compute at the same time.
+    """Threads of (engine, trainer); 0 asks for as many as fit. `overlap`: the two compute at the same time.
 
     Raises:
         InputError: more threads are requested than the cores allow.
@@ -85,11 +80,9 @@ def cpu_seconds() -> float:
 
 
 def apply_threads(threads: int) -> None:
-    """Set the number of torch threads for this process and its children. Does nothing once torch is imported.
+    """Set the torch threads of this process and its children; no effect once torch is imported. The user's variables win.
 
-    Variables set by the user win. Waiting threads sleep instead of spinning: under other load, spinning took four times the CPU
-    seconds of a training step or more.
-    """
+    Waiting threads sleep: under other load, spinning took four times the CPU seconds of a training step or more."""
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,4 +1,4 @@
-"""Memory of a long-lived process: its private size, freed memory, and the garbage collector."""
+"""Memory of a long-lived process: private size, freed memory, garbage collection."""
 
 import ctypes
 import gc
@@ -8,34 +8,29 @@ from contextlib import contextmanager
 import psutil
 
 GIVE_BACK_STEPS = 10
-"""Training steps between returns of freed memory to the system."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameter numbers of glibc's `mallopt` (malloc.h)."""
+"""Parameters of glibc's `mallopt` (malloc.h)."""
 _KEPT_BYTES = 2**30
 _LARGE_BYTES = 2**25
-"""The largest value that glibc accepts on every platform."""
+"""Largest value that glibc accepts on every platform."""
 _YOUNG = 50_000
-"""New objects between collections of the youngest generation, about the number of a laptop step's games."""
+"""Allocations between gen-0 collections, about the objects of a laptop step's games."""
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system; a process with several threads otherwise accumulates half-empty pages. Only with glibc.
+    """Return freed memory to the system (glibc only); several threads otherwise accumulate half-empty pages.
 
-    The call takes about a millisecond, but later allocations get new pages from the kernel: a call after every step of the laptop
-    preset made steps a tenth longer. So call it every tenth step, and when the kind of work changes.
-    """
+    Call it every tenth step and when the kind of work changes: after every laptop step it made steps a tenth longer."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Keep up to a gigabyte of freed memory for later allocations, until `give_back_memory`. Does nothing without glibc.
+    """Keep up to a gigabyte of freed memory for reuse, until `give_back_memory` (glibc only).
 
-    By default glibc returns the free end of its heap, and large blocks one by one. A trainer's activations would be returned
-    after each backward pass and fetched again in the next forward pass, which took a tenth of its CPU seconds in a laptop run.
-    """
+    Otherwise activations are returned after each backward and fetched again, a tenth of the trainer's CPU seconds on a laptop."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
         option(_TRIM_THRESHOLD, _KEPT_BYTES)
@@ -46,9 +41,8 @@ def keep_freed_memory() -> None:
 def freeze_old_objects() -> Iterator[None]:
     """Exclude existing objects from garbage collection, and collect less often.
 
-    Only objects in reference cycles wait for a collection. The process of a flow has a million objects of libraries, and a step's
-    games create and free tens of thousands. By default, every second step triggered a full collection, which paused the flow for
-    0.15 s or more.
+    The flow's process has a million library objects. By default every second step ran a full collection, a pause of 0.15 s or
+    more.
     """
     thresholds = gc.get_threshold()
     gc.collect()
@@ -62,11 +56,9 @@ def freeze_old_objects() -> Iterator[None]:
 
 
 def private_mib(pid: int, *, family: bool = False) -> float:
-    """Private memory of a process, MiB: resident pages without those of files; 0 if it has ended. `family`: include its children.
+    """Resident pages without file-backed ones, MiB; 0 if the process has ended. `family`: include its children.
 
-    How many pages of libraries and mapped shards are resident depends on the page cache, and so on what else the machine did: the
-    same imports of torch had 92 MiB of them in one environment and 123 MiB in another.
-    """
+    File pages depend on the page cache: the same imports of torch had 92 MiB in one environment and 123 MiB in another."""
     try:
         process = psutil.Process(pid)
         members = [process, *(process.children(recursive=True) if family else ())]

@@ -1,7 +1,4 @@
-"""The registry of metric names, with unit and meaning.
-
-Unknown names are refused, so that queries and reports can rely on the list.
-"""
+"""The registry of metric names, with unit and meaning. Unknown names are refused, so queries and reports can rely on it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -194,16 +191,11 @@ METRICS: dict[str, Metric] = (
 
 
 _ROUNDING = 1e-6
-"""Accepted rounding error of a share in float32, outside 0 to 1."""
+"""Accepted float32 rounding of a share outside 0 to 1."""
 
 
 def check(values: Mapping[str, float]) -> None:
-    """Refuse names that are not registered, and shares outside 0 to 1.
-
-    Raises:
-        KeyError: names the first unknown metric.
-        ValueError: names the first share outside 0 to 1: its two counts are not of the same things.
-    """
+    """Raise KeyError for an unregistered name, and ValueError for a share outside 0 to 1: its counts are of different things."""
     for name, value in values.items():
         if name not in METRICS:
             raise KeyError(f"metric '{name}' is not in entente.telemetry.metrics.METRICS: register it with its unit")

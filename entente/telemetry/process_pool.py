@@ -1,8 +1,6 @@
-"""A pool of worker processes that answer calls.
+"""A pool of worker processes, started at the first call, which end with this process.
 
-Workers start at the first call, and end with this process. Their state is in files: if one dies, the calls in progress fail, and
-the next call starts new ones.
-"""
+Their state is in files: if one dies, the calls in progress fail, and the next call starts new ones."""
 
 import asyncio
 import multiprocessing
@@ -21,11 +19,7 @@ T = TypeVar("T")
 
 
 class ProcessPool:
-    """Owns up to `processes` processes, from the first call to `close`; any thread may call it.
-
-    Attributes:
-        size: processes at most.
-    """
+    """Owns up to `size` processes; any thread may call it."""
 
     def __init__(self, processes: int) -> None:
         self.size = processes
@@ -33,7 +27,7 @@ class ProcessPool:
         self._pool = self._start()
 
     def submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call `work` in a process. The future raises BrokenProcessPool if a process dies."""
+        """The future raises BrokenProcessPool if a process dies."""
         with self._lock:
             try:
                 return self._pool.submit(work, *arguments)
@@ -42,11 +36,7 @@ class ProcessPool:
                 return self._pool.submit(work, *arguments)
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Call `work` in a process, and return its result.
-
-        Raises:
-            EngineError: a process died.
-        """
+        """Raises EngineError if a process dies."""
         try:
             return await asyncio.wrap_future(self.submit(work, *arguments))
         except BrokenProcessPool as error:

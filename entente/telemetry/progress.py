@@ -1,8 +1,6 @@
 """Progress messages: one reporter, which a display can replace, and escaping of untrusted text.
 
-Flows and tasks report to `reporter()` and never print. By default messages go to the `entente` log, one line each. prefect.yaml
-makes Prefect store that log, so that the UI shows the messages of the runs that it starts.
-"""
+Flows and tasks report to `reporter()` and never print. Prefect stores the `entente` log (prefect.yaml), so the UI shows it."""
 
 import logging
 import time
@@ -13,7 +11,7 @@ logger = logging.getLogger("entente")
 
 
 class GameProgress:
-    """Progress of whole games as a stage, in movement phases, two a game year. An ended game counts in full."""
+    """Progress of whole games in movement phases, two a game year. An ended game counts in full."""
 
     def __init__(self, name: str, games: int, years: int) -> None:
         self._name, self._games, self._each = name, games, 2 * years
@@ -39,7 +37,6 @@ _LINE = (
     ("time/rollout_s", "rollout {0:.1f} s"),
     ("time/train_s", "train {0:.1f} s"),
 )
-"""Metrics of a step's line, with formats."""
 
 
 def step_line(step: int, steps: int, figures: Mapping[str, float]) -> str:
@@ -50,7 +47,7 @@ _to_log = partial(logger.info, "%s")
 
 
 class Reporter:
-    """Writes lines: one per step and per finished stage, and regular ones while a stage runs."""
+    """Writes a line per step and finished stage, and regular ones while a stage runs."""
 
     def __init__(
         self,
@@ -60,17 +57,12 @@ class Reporter:
         rollouts: bool = True,
         clock: Callable[[], float] = lambda: time.monotonic(),
     ) -> None:
-        """
-        Args:
-            write: gets each line; default: the log.
-            every_s: seconds between lines of a running stage.
-            rollouts: also write lines for stages of rollouts.
-        """
+        """`every_s`: seconds between lines of a running stage; `rollouts`: also report stages of rollouts."""
         self._write, self._every_s, self._rollouts, self._clock = write, every_s, rollouts, clock
         self._reported: dict[str, float] = {}
 
     def stage(self, name: str, done: int, total: int) -> None:
-        """Report progress of a stage; it is complete when `done` equals `total`."""
+        """Complete when `done` equals `total`."""
         now = self._clock()
         if not self._rollouts and name.startswith("rollout "):
             return
@@ -101,10 +93,7 @@ def install(onlooker: Reporter) -> None:
 
 
 def shown(text: str, *, keep: str = "") -> str:
-    """Escape non-printing characters, such as \\\\x1b, except those in `keep`.
-
-    So text from files, rows and models cannot move a terminal's cursor, change colours, or reverse the direction of a line.
-    """
+    """Escape non-printing characters except `keep`, so untrusted text cannot control the terminal."""
     return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
 
 

@@ -1,8 +1,6 @@
-"""Reads a file that a user or another process names or writes; it must be a regular file of bounded size.
+"""Reads files that users or other processes name, if regular and of bounded size.
 
-A named pipe, a device or a socket may never end, and opening a pipe may block for ever. So files are opened without blocking, and
-checked after opening, so that they cannot be exchanged between check and read.
-"""
+Opened without blocking, because opening a pipe may block for ever, and checked once open, so a swap of the file has no effect."""
 
 import errno
 import json
@@ -15,15 +13,11 @@ from typing import Any
 from entente.telemetry.errors import EntenteError, InputError
 
 LARGEST_RESULT = 16 << 20
-"""Largest size in bytes of a stored profile or benchmark result, a hundred times the usual size."""
+"""Bytes of a stored profile or benchmark result, a hundred times the usual size."""
 
 
 def open_regular(file: Path) -> BufferedReader:
-    """Open a regular file for reading; a pipe or device is refused at once.
-
-    Raises:
-        OSError: there is no such file, or it is not a regular one.
-    """
+    """Refuse a pipe or device at once. Raises OSError if the file is missing or not regular."""
     # Without O_NONBLOCK, opening a pipe waits for a writer.
     handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -33,15 +27,7 @@ def open_regular(file: Path) -> BufferedReader:
 
 
 def read_regular(file: Path, *, at_most: int, what: str, error: type[EntenteError] = InputError) -> bytes:
-    """The content of `file`, which must be a regular file of at most `at_most` bytes.
-
-    Args:
-        what: noun for the file, such as "settings file".
-        error: type of error to raise.
-
-    Raises:
-        EntenteError: of type `error`: the file is missing, unreadable, not regular, or too large.
-    """
+    """Raise `error` if the file is missing, unreadable, not regular, or too large. `what`: noun, such as "settings file"."""
     try:
         with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -56,11 +42,7 @@ def read_regular(file: Path, *, at_most: int, what: str, error: type[EntenteErro
 
 
 def read_text(file: Path, *, at_most: int, what: str) -> str:
-    """The UTF-8 text of a regular file of at most `at_most` bytes that a user named.
-
-    Raises:
-        InputError: as for `read_regular`, or the file is no UTF-8 text.
-    """
+    """As `read_regular`; raises InputError also if it is not UTF-8."""
     try:
         return read_regular(file, at_most=at_most, what=what).decode()
     except UnicodeDecodeError as error:
@@ -68,11 +50,7 @@ def read_text(file: Path, *, at_most: int, what: str) -> str:
 
 
 def read_json_object(file: Path, *, at_most: int, what: str) -> dict[str, Any]:
-    """The JSON object in a regular file of at most `at_most` bytes that a user named.
-
-    Raises:
-        InputError: as for `read_text`, or the file holds no JSON object.
-    """
+    """As `read_text`; raises InputError also if it is not a JSON object."""
     try:
         content = json.loads(read_text(file, at_most=at_most, what=what))
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,6 @@
-"""Base class, value types and names of all settings, and marks of those that may change in a resumed run.
+"""Base class and value types of all settings, and marks of those that may change on resume.
 
-Write a mark as `Annotated[int, MAY_CHANGE]`. A field's own mark overrides that of its section. A field without a mark may not
-change within a run.
-"""
+Mark a field as `Annotated[int, MAY_CHANGE]`; this overrides its section's mark. An unmarked field may not change within a run."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -33,7 +31,6 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 32)]
 
 
 def check_http(address: str) -> str:
-    """Return `address`, or raise ValueError if it is no HTTP address."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"'{address}' is no address: write http://HOST:PORT or https://HOST")
@@ -41,7 +38,6 @@ def check_http(address: str) -> str:
 
 
 HttpAddress = Annotated[str, AfterValidator(check_http)]
-"""An HTTP address."""
 
 
 class ChangeRule(Enum):
@@ -61,7 +57,7 @@ STAYS = ChangeRule.NEVER
 
 
 def change_rule(model: type[BaseModel], path: Sequence[str]) -> ChangeRule:
-    """The rule of the setting at `path` below `model`; a field inside a table has the table's rule."""
+    """The rule of the setting at `path` below `model`; a field in a table has the table's."""
     rule = ChangeRule.NEVER
     for name in path:
         field = model.model_fields.get(name)
@@ -83,7 +79,7 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Known settings with the last part of `name` in other sections, else the most similar setting or section, if any."""
+    """Settings in other sections with the same last part, else the most similar name, if any."""
     last = name.rpartition(".")[2]
     same = [each for each in known if each != name and each.rpartition(".")[2] == last]
     sections = {each.rpartition(".")[0] for each in known} - {"", name}

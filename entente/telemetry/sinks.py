@@ -1,7 +1,6 @@
-"""Writes metrics: one JSON line per step in the run's folder, and to W&B, offline by default.
+"""Writes metrics: a JSON line per step in the run's folder, and to W&B, offline by default.
 
-There is one `log` per step, with an explicit step number. The run's own file is authoritative. A failure of W&B (no login, no
-network, a full quota, a variable WANDB_* that it refuses) is reported once and does not affect the run.
+The run's file is authoritative. A failure of W&B (login, network, quota, variables) is reported once and does not affect the run.
 """
 
 import json
@@ -22,9 +21,8 @@ from entente.telemetry.setting_marks import Settings
 
 WandbMode = Literal["offline", "online", "disabled"]
 REACH_S = 30
-"""Time limit of opening W&B and of sending the last metrics, seconds."""
 _LONGEST = 300
-"""Largest number of characters of a W&B error in a message: some repeat the value of a variable."""
+"""Characters of a W&B error in a message: some repeat the value of a variable."""
 
 
 class TelemetrySettings(Settings):
@@ -38,8 +36,6 @@ class TelemetrySettings(Settings):
 
 
 class MetricLog:
-    """Appends each step's figures to `metrics.jsonl` and to W&B."""
-
     def __init__(
         self,
         file: Path,
@@ -49,12 +45,7 @@ class MetricLog:
         *,
         keep_to: int = -1,
     ) -> None:
-        """Open both.
-
-        Args:
-            keep_to: step of the newest checkpoint of a resumed run: removes the lines of later steps, which will be replayed, and
-                an incomplete last line.
-        """
+        """`keep_to`: the resumed checkpoint's step; later lines, to be replayed, and a truncated last line are removed."""
         kept = _keep_lines(file, keep_to)
         self.last_step = kept
         self._file = file.open("a", encoding="utf-8")
@@ -64,11 +55,7 @@ class MetricLog:
             self._wandb = WandbRun(file.parent, name, mode, configuration)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the figures of `step` under registered names.
-
-        Raises:
-            KeyError: a name is not registered.
-        """
+        """Raises KeyError for an unregistered name."""
         check(values)
         self.last_step = step
         self._file.write(json.dumps({"step": step, "time": round(time.time(), 3), **values}) + "\n")
@@ -81,7 +68,7 @@ class MetricLog:
         self._wandb.log(self._wandb_step, values)
 
     def close(self) -> None:
-        """Close the run's own file; `finish` closes W&B."""
+        """The run's own file; `finish` closes W&B."""
         self._file.close()
 
     def finish(self, report: Path | None = None, *, failed: bool = False) -> None:
@@ -93,14 +80,14 @@ class MetricLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close the file; after success W&B stays open for the report."""
+        """After success W&B stays open for the report."""
         self.close()
         if kind is not None:
             self.finish(failed=True)
 
 
 def _keep_lines(file: Path, keep_to: int) -> int:
-    """Keep only the complete lines of steps up to `keep_to` in `file`. Returns the last of these steps; -1 if there is none."""
+    """Drop truncated lines and those of steps after `keep_to`. Returns the last kept step, or -1."""
     if not file.exists():
         return -1
     kept, last = list[str](), -1
@@ -124,21 +111,16 @@ def _keep_lines(file: Path, keep_to: int) -> int:
 class WandbRun:
     """A run in W&B; only the first failure is reported.
 
-    A resumed run continues its W&B run, even offline, where `wandb sync` merges the folders of its parts. W&B accepts a step
-    once: a replayed step keeps its first figures there.
-    """
+    A resumed run continues it, even offline (`wandb sync` merges the parts). W&B keeps the first metrics of a replayed step."""
 
     def __init__(self, folder: Path, name: str, mode: WandbMode, configuration: Mapping[str, Any]) -> None:
-        """Open the run, offline without a login. W&B's variables WANDB_PROJECT and WANDB_RUN_GROUP name project and group.
+        """Open the run, offline without a login. WANDB_PROJECT and WANDB_RUN_GROUP name project and group.
 
-        Args:
-            folder: for W&B's folder `wandb/`, and the id and newest step of the run, which a resumed run needs.
-        """
+        `folder` holds W&B's `wandb/`, and the run's id and newest step for a resumed run."""
         self._folder, self._name = folder, name
         self._step_file = folder / ".wandb_step"
         newest = self._step_file.read_text() if self._step_file.is_file() else ""
         self._logged_before = int(newest) if newest.isdigit() else -1
-        """Newest step that an earlier part of the run logged."""
         self._wandb: Any = None
         self._run: Any = None
         try:
@@ -178,7 +160,7 @@ class WandbRun:
             return _one_line(error)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the metrics of a step. If an earlier part of the run logged it, add only its scores, to the summary."""
+        """If an earlier part of the run logged the step, add only its scores, to the summary."""
         if self._run is None:
             return
         try:
@@ -213,7 +195,6 @@ class WandbRun:
 
 
 def _id_of(folder: Path) -> str:
-    """Created once and stored in the folder."""
     file = folder / ".wandb_id"
     if not file.is_file():
         file.write_text(secrets.token_hex(4))

@@ -1,7 +1,6 @@
-"""The stages of a training step, with one name each for the report, `runs explain` and `watch`.
+"""Names of the stages of a training step, for the report, `runs explain` and `watch`.
 
-The stages of a step do not overlap and add up to its duration. Only the wait for rollouts counts, not rollouts during training.
-"""
+Stages do not overlap and add up to the step. Only the wait for rollouts counts, not rollouts during training."""
 
 from collections.abc import Mapping
 
@@ -16,15 +15,12 @@ STAGES = {
     "publish": "a new version for the engine",
     "orchestration": "Prefect, and handing over",
 }
-"""Stage -> its description, in order."""
 UPDATE = ("forward", "backward", "optimiser")
-"""Stages that compute an update."""
 TRAINER_STAGES = ("select", "plan", *UPDATE, "save")
-"""Stages of the trainer's process."""
 
 
 def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one trainer step by stage; a missing metric counts as 0."""
+    """Seconds by stage; a missing metric counts as 0."""
     get = figures.get
     plan, forward, backward = (get(f"train/{name}_s", 0.0) for name in ("plan", "forward", "backward"))
     return {
@@ -38,7 +34,7 @@ def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of one step by stage. They add up to the step; the uncovered rest is orchestration."""
+    """Seconds by stage, which add up to the step; the uncovered rest is orchestration."""
     stages = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
     stages["publish"] = figures.get("time/publish_s", 0.0)
     # A step that was replayed after a kill has the trainer's earlier metrics, so limit each stage to the step's duration.

@@ -1,8 +1,4 @@
-"""Measures the seconds of a step: named spans, and the time that no span covers.
-
-Spans may overlap (rollouts run while the trainer trains), so the busy time of a step is the length of their union. An open span
-counts up to now: rollouts of the next step also count in this one.
-"""
+"""Wall time of a step by named span; overlapping spans count once, and an open one counts up to now."""
 
 import math
 import threading
@@ -12,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Spans:
-    """Collects (name, start, end) in monotonic seconds; safe to fill from several threads."""
+    """(name, start, end) in monotonic seconds; thread-safe."""
 
     def __init__(self) -> None:
         self._spans: dict[object, tuple[str, float, float]] = {}
@@ -20,7 +16,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Record the block under `name`, even if it raises."""
+        """Record the block, even if it raises."""
         key, start = object(), time.monotonic()
         with self._lock:
             self._spans[key] = name, start, math.inf
@@ -31,7 +27,7 @@ class Spans:
                 self._spans[key] = name, start, time.monotonic()
 
     def seconds(self, name: str, since: float, until: float) -> float:
-        """Seconds between `since` and `until` covered by at least one span called `name`."""
+        """Covered by at least one span called `name`."""
         return _union([(a, b) for known, a, b in self._all() if known == name], since, until)
 
     def uncovered(self, since: float, until: float) -> float:

@@ -1,10 +1,9 @@
 """Checkpoints: the trainer's whole state after a step.
 
-`checkpoints/step_000123/` holds the adapter in peft's layout, the tensors of the optimiser and the random generators
-(`trainer.safetensors`), copies of the newest ledgers, and a manifest, written last: the step, the values that are not tensors,
-the size and SHA-256 of each file, and a checksum of itself. A folder whose files do not match its manifest is not a checkpoint.
-No file is a pickle, so reading a checkpoint runs no code. A folder is written under another name, fsynced and renamed, so after a
-kill a checkpoint is complete or absent.
+`checkpoints/step_000123/` holds the adapter in peft's layout, optimiser and RNG state (`trainer.safetensors`), the newest
+ledgers, and a manifest, written last: step, non-tensor values, size and SHA-256 of each file, and its own checksum. A folder that
+does not match it is not a checkpoint. No file is a pickle. Written under another name, fsynced and renamed: complete or absent
+after a kill.
 """
 
 import hashlib
@@ -39,33 +38,28 @@ _FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The content of a checkpoint except its tensors."""
-
     step: int
     """Steps done; the policy version of its adapter."""
     settings_hash: str
     skipped_in_a_row: int = 0
-    """Consecutive updates skipped so far because they were not finite."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the step. If the run was killed before it logged them, the resumed run logs them."""
+    """If the run was killed before it logged them, the resumed run does."""
     update_log: UpdateLog | None = None
-    """UpdateLog of the step, for replays; None in checkpoints of early releases."""
+    """For replays; None in checkpoints of early releases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateValues:
-    """The optimiser's and random generators' state that is not tensors."""
+    """Optimiser and RNG state that is not tensors."""
 
     optimiser_groups: list[dict[str, Any]]
     numpy_position: int
-    """Position in numpy's Mersenne twister."""
     numpy_has_normal: int
-    """1 if numpy's generator stores a normal number for its next call."""
+    """1 if numpy's generator holds a normal for its next call."""
     numpy_normal: float
-    """That number."""
     python_version: int
     python_normal: float | None
-    """The normal number that Python's generator stores for its next call."""
+    """The normal that Python's generator holds for its next call."""
 
 
 def save_checkpoint(
@@ -76,8 +70,7 @@ def save_checkpoint(
     keep: int,
     ledgers: Sequence[Path] = (),
 ) -> Path:
-    """Write the checkpoint of `state.step` durably, with copies of `ledgers`, then remove all but the newest `keep`. Raises
-    DataError if a checkpoint of that step exists."""
+    """Write durably, then remove all but the newest `keep`. Raises DataError if a checkpoint of that step exists."""
     final = paths.checkpoint(state.step)
     aside = final.with_name(f".{final.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -107,10 +100,7 @@ def _write(aside: Path, state: Checkpoint, policy: Policy, optimiser: torch.opti
 def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch.optim.Optimizer) -> Checkpoint:
     """Restore policy, optimiser and random generators bit for bit. On an error nothing changes.
 
-    Raises:
-        DataError: a file is missing, truncated or altered, or the checkpoint is of another step.
-        InputError: a release with another checkpoint format wrote it.
-    """
+    Raises DataError for a damaged file or another step, and InputError for another release's format."""
     folder = paths.checkpoint(step)
     state, values = _verified(folder)
     if state.step != step:
@@ -125,7 +115,6 @@ def load_checkpoint(paths: RunPaths, step: int, policy: Policy, optimiser: torch
 
 
 def _verified(folder: Path) -> tuple[Checkpoint, StateValues]:
-    """Manifest content after verifying its checksum and those of all files."""
     try:
         record = read_object(folder / CHECKPOINT_MANIFEST)
     except (FileNotFoundError, DataError) as error:
@@ -153,7 +142,7 @@ _STATE, _VALUES = TypeAdapter(Checkpoint), TypeAdapter(StateValues)
 
 
 def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
-    """Refuse an intact checkpoint of another format. The caller skips a damaged one."""
+    """Refuse an intact checkpoint of another format; the caller skips a damaged one."""
     wrote = record.get("format")
     if wrote != _FORMAT and is_sealed(record):
         raise InputError(f"checkpoint '{folder}' has format {wrote}, this program reads {_FORMAT}: use the release that wrote it")
@@ -165,8 +154,7 @@ def _sha256(file: Path) -> str:
 
 
 def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[dict[str, Tensor], StateValues]:
-    """State of the optimiser and the random generators as named tensors and plain values, bit for bit; with GPU generators if
-    `device` is a GPU."""
+    """State of the optimiser and random generators, bit for bit; with GPU generators if `device` is a GPU."""
     state = optimiser.state_dict()
     tensors = {f"optimiser.{number}.{name}": value for number, each in state["state"].items() for name, value in each.items()}
     _, keys, position, has_normal, normal = np.random.get_state()
@@ -190,7 +178,7 @@ def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[
 def restore_state(
     tensors: Mapping[str, Tensor], values: StateValues, optimiser: torch.optim.Optimizer, device: torch.device
 ) -> None:
-    """Apply the result of `pack_state` to an optimiser of equal parameters; the caller has verified its hash."""
+    """The inverse of `pack_state`; the caller has verified the hash."""
     moments: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimiser."):

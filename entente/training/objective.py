@@ -2,21 +2,14 @@
 
     loss = 1 / D sum L_t  +  1 / N sum (kl_weight KL_t - entropy_weight H_t)  +  1 / P legal_mass_weight sum -log M_t
 
-L is the policy loss, D its denominator (branching tokens or decisions), N the branching tokens, and P the branching tokens whose
-legal mass M is probed. Distillation targets add the cross-entropy with the teacher's distribution q over its proposals o, on
-positions that the student reaches (DAgger: Ross et al. 2011, arXiv 1011.0686; expert iteration: Anthony et al. 2017, arXiv
-1705.08439):
+L: policy loss; D: branching tokens or decisions; N: branching tokens; P: those whose legal mass M is probed. Distillation adds
+the cross-entropy with the teacher's distribution q over proposals o, on positions that the student reaches (DAgger: Ross et al.
+2011, arXiv 1011.0686; expert iteration: Anthony et al. 2017, arXiv 1705.08439), in nats per branching token:
 
-    + 1 / E sum over targets and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|
+    + 1 / E sum over targets and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|,    |o|: branching tokens
 
-|o| counts the branching tokens of a proposal, so E is the expected number of the teacher's branching tokens, and the term is in
-nats per branching token, like the policy loss.
-
-All divisors are counted over the whole update before its first forward, so the loss does not depend on how the update is split
-into micro-batches.
-
-An advantage compares a decision with the others of its advantage group: the decisions of one start group, power and phase name,
-which are facts known before the decision.
+Divisors are counted over the whole update before its first forward, so the split into micro-batches does not matter. An advantage
+group is the decisions of one start group, power and phase name, all known before the decision.
 """
 
 from collections.abc import Sequence
@@ -47,13 +40,12 @@ TOKEN_FIGURES = np.dtype(
         ("left_out", np.bool_),
     ]
 )
-"""Figures of a branching token before the optimiser step."""
+"""Per branching token, before the optimiser step."""
 
 
 def advantages_of(returns: np.ndarray, groups: np.ndarray, settings: TrainingSettings) -> np.ndarray:
-    """Advantages of a step's decisions, float32 [rows]: `leave_one_out`, divided by their root mean square over the step if
-    `settings.advantage_scale` is 'batch' (ScaleRL: Khatri et al. 2025, arXiv 2510.13786). Raises ValueError if a group has
-    only one member."""
+    """float32 [rows]: `leave_one_out`, divided by the step's root mean square if `advantage_scale` is 'batch' (ScaleRL: Khatri et
+    al. 2025, arXiv 2510.13786). Raises ValueError if a group has one member."""
     advantages = leave_one_out(returns, groups)
     if settings.advantage_scale == "batch" and (square := float(np.square(advantages).mean()) if len(advantages) else 0.0):
         advantages = advantages / np.sqrt(square)
@@ -63,13 +55,8 @@ def advantages_of(returns: np.ndarray, groups: np.ndarray, settings: TrainingSet
 def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return minus the mean return of the *other* members of the group: A_i = n / (n - 1) * (R_i - mean(R)).
 
-    The baseline is unbiased, because it excludes the decision's own return (RLOO: Kool et al. 2019; Ahmadian et al. 2024,
-    arXiv 2402.14740). It is not divided by the group's deviation, which would overweight near-ties (Liu et al. 2025,
-    arXiv 2503.20783).
-
-    Args:
-        returns: float [rows].
-        groups: int [rows], any numbering; each group needs at least 2 members.
+    Unbiased, because the baseline excludes the decision's own return (RLOO: Kool et al. 2019; Ahmadian et al. 2024, arXiv
+    2402.14740). Not divided by the group's deviation, which would overweight near-ties (Liu et al. 2025, arXiv 2503.20783).
 
     Returns:
         float64 [rows]; sums to 0 within each group.
@@ -87,25 +74,21 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """Sums and figures of one optimiser step, over all its rows or those of one process."""
-
     losses: Sequence[float]
-    """Loss of each micro-batch, already divided; they add up to the step's loss."""
+    """Per micro-batch, already divided; they add up to the step's loss."""
     tokens: np.ndarray
-    """Figures of the branching tokens of rollouts, TOKEN_FIGURES [tokens]."""
+    """TOKEN_FIGURES [tokens]; rollouts only."""
     unique_tokens: int
-    """Tokens computed in the forward passes."""
     distil: float = 0.0
-    """Distillation part of the loss, nats per branching token of the teacher; 0 without targets."""
+    """Nats per branching token of the teacher; 0 without targets."""
     plan_s: float
     forward_s: float
-    """Seconds of the forwards, including the reference's, measured on the host."""
+    """Forwards, including the reference's, measured on the host."""
     backward_s: float
-    """Seconds of the backwards, measured on the host."""
     grad_norm: float = float("nan")
     """Before clipping; NaN until the optimiser step."""
     skipped: bool = False
-    """True if loss or gradient was not finite: the weights did not change."""
+    """Loss or gradient was not finite: the weights did not change."""
 
     @property
     def loss(self) -> float:
@@ -130,24 +113,21 @@ def join_tokens(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The loss of one update: its rows and distillation targets, and the divisors of its sums. Every process gets it."""
+    """Rows, distillation targets and divisors of one update. Every process gets it."""
 
     settings: TrainingSettings
     batch: Batch
     rows: Sequence[int]
-    """All rows of the update."""
     advantages: np.ndarray | None = None
-    """float32 [rows of the batch]; None: compute only the rows' log-probabilities, without gradient."""
+    """float32 [rows of the batch]; None: compute only log-probabilities, without gradient."""
     anchors: np.ndarray | None = None
-    """float32 [completion positions of the batch], log-probabilities of the policy in the ratio's denominator; NaN: the current
-    policy. None: use the behaviour policies."""
+    """float32 [completion positions]: log-probabilities in the ratio's denominator; NaN: current policy. None: behaviour."""
     distil_targets: DistilBatch | None = None
     taught: Sequence[int] = ()
-    """The update's rows of `distil_targets`."""
+    """Its rows of `distil_targets`."""
     branching_tokens: int
     """N."""
     thought_tokens: int
-    """Those of N that are thought tokens."""
     decisions: int
     """Decisions with a branching token."""
     probed_tokens: int
@@ -186,7 +166,7 @@ class Objective:
         )
 
     def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, np.ndarray]:
-        """A micro-batch's part of the loss (a scalar with gradient), and its TOKEN_FIGURES [tokens]."""
+        """A micro-batch's part of the loss, with gradient, and its TOKEN_FIGURES [tokens]."""
         tokens, kind = self._sampled(micro, forward["chosen"]), policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
@@ -233,8 +213,7 @@ class Objective:
         )
 
     def of_distil_targets(self, micro: MicroBatch, forward: TokenFigures) -> Tensor:
-        """A micro-batch's part of the distillation loss, a scalar with gradient; each token is weighted by its proposal's
-        probability."""
+        """A micro-batch's part of the distillation loss; each token is weighted by its proposal's probability."""
         assert self.distil_targets is not None
         weights = torch.from_numpy(self.distil_targets.weights[micro.batch_row]).to(forward["chosen"].device)
         return -(1 / self.teacher_tokens) * (weights * forward["chosen"]).sum()

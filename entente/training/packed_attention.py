@@ -1,11 +1,8 @@
 """Attention over a forest of token paths in depth-first order: each token sees its ancestors and itself.
 
-In that order (`micro_batches.py`), token q sees token k exactly if k <= q < leave[k]. So the tokens of a range see, before the
-range, only ancestors of its first token. The forest is split into such ranges at the boundaries with the lowest estimated cost;
-each range is one call of torch's fused attention over gathered keys. A sliding window bounds the distance of positions. In the
-last layer a range computes only the tokens that are read afterwards.
-
-The functions are registered in transformers' attention registry, so models and peft layers are not modified.
+Token q sees token k exactly if k <= q < leave[k] (`micro_batches.py`), so a range sees, before itself, only ancestors of its
+first token. The forest is split into ranges of lowest estimated cost; each is one call of torch's fused attention over gathered
+keys. A sliding window bounds the distance of positions. Registered in transformers' attention registry; models are not modified.
 """
 
 from copy import copy
@@ -24,21 +21,20 @@ from entente.training.micro_batches import MicroBatch
 
 _NAME = "entente_packed"
 _CHUNK = 128
-"""Tokens between two places at which a segment may be split. Shorter ranges compute fewer masked query-key pairs."""
+"""Tokens between possible splits of a segment. Shorter ranges compute fewer masked query-key pairs."""
 _KEY_COST = 4
-"""Cost of gathering one key, in query-key pairs; measured with tiny models on one CPU thread."""
+"""Of gathering one key, in query-key pairs; measured with tiny models on one CPU thread."""
 
 
 class _CallCost(NamedTuple):
     pairs: int
     longest: int
-    """Tokens of the longest range: a mask has them times their keys."""
+    """Tokens of the longest range; a mask has them times their keys."""
 
 
 _CALL_COSTS = {"cpu": _CallCost(2000, 1024), "cuda": _CallCost(1_000_000, 2048)}
-"""By device. CPU: measured as `_KEY_COST`. CUDA: a step of a 7B shape on an H200 took 2.1 s with 90 ranges in each of 28
-layers, of which its products explain 0.7 s; so 0.5 ms a range, in which the card computes some million pairs. Unmeasured with
-this value."""
+"""By device. CUDA: a step of a 7B shape on an H200 took 2.1 s with 90 ranges in each of 28 layers, of which its products explain
+0.7 s: 0.5 ms a range, worth some million pairs. Unmeasured with this value."""
 
 
 @torch.compiler.disable  # attention has kernels of its own, and a new object for each micro-batch would recompile the block
@@ -59,8 +55,7 @@ AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def use_packed_attention(config: Any) -> None:
-    """Make the model of `config` call `_attend`. This is permanent: recomputed layers must use the same attention in the
-    backward as in the forward, and compiled layers are compiled for one name."""
+    """Permanent: recomputed layers must use the same attention in the backward, and compiled layers are compiled for one name."""
     config._attn_implementation = _NAME
     # torch 2.11 and later prefer cuDNN's attention on Hopper. It builds a plan for each new shape, 0.2 s on an H200, and nearly
     # each range has a shape of its own.
@@ -70,8 +65,7 @@ def use_packed_attention(config: Any) -> None:
 def packed_attention_arguments(
     config: Any, attention: "RangeAttention", device: torch.device, in_last_layer: "RangeAttention | None" = None
 ) -> dict[str, Any]:
-    """Arguments of one forward that make the model of `config` use `attention`, and `in_last_layer` in its last layer;
-    forwards without them are unchanged."""
+    """Arguments of one forward that use `attention`, and `in_last_layer` in the last layer."""
     use_packed_attention(config)
     # transformers passes a 4-dimensional mask on unchanged. With a 2-dimensional one packed decisions would see each other, and
     # without a mask transformers would try to detect packing itself.
@@ -81,30 +75,27 @@ def packed_attention_arguments(
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Tokens whose attention is computed in one call."""
-
     begin: int
     end: int
-    """First and last (exclusive) row in the queries."""
+    """Rows in the queries, end exclusive."""
     tokens: np.ndarray
-    """int64 [end - begin]: the tokens of the rows."""
+    """int64 [end - begin]."""
     keys: Tensor
-    """int64 [keys]: the ancestors of the first token, then the tokens of the range."""
+    """int64 [keys]: ancestors of the first token, then the range."""
     sees: np.ndarray
     """bool [end - begin, keys]."""
 
     def only(self, wanted: np.ndarray) -> "_Range":
-        """The range for only the `wanted` tokens, int64 [W], ascending; its rows are indices into `wanted`."""
+        """`wanted`: int64 [W], ascending; rows become indices into it."""
         begin, end = (int(place) for place in np.searchsorted(wanted, (self.tokens[0], self.tokens[-1] + 1)))
         rows = np.searchsorted(self.tokens, wanted[begin:end])
         return _Range(begin=begin, end=end, tokens=self.tokens[rows], keys=self.keys, sees=self.sees[rows])
 
 
 class RangeAttention:
-    """torch's fused attention, one call per range. Heads that share a key head become rows of the same call.
+    """Torch's fused attention, one call per range. Heads that share a key head become rows of the same call.
 
-    Queries are laid out as [key heads, T, heads / key heads, width], so that the rows of a range are a view.
-    """
+    Queries are [key heads, T, heads / key heads, width], so that the rows of a range are a view."""
 
     def __init__(self, micro: MicroBatch, device: torch.device) -> None:
         self._device, self._ranges = device, _ranges(micro, device)
@@ -114,15 +105,9 @@ class RangeAttention:
         self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """
-        Args:
-            query: [1, heads, T, width].
-            key, value: [1, key heads, T, width]; heads is a multiple of key heads.
-            window: a token sees itself and the `window` - 1 positions above it; None: all above it.
+        """query [1, heads, T, width], key and value [1, key heads, T, width] -> [1, T, heads, width].
 
-        Returns:
-            [1, T, heads, width].
-        """
+        `window`: positions that a token sees, its own included; None: all of its ancestors."""
         shared_by = query.shape[1] // key.shape[1]
         window = None if window is None or window > self._deepest else window
         masks = self._masks.get((shared_by, query.dtype, window))
@@ -141,7 +126,7 @@ class RangeAttention:
         return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def only(self, wanted: np.ndarray) -> "RangeAttention":
-        """The same attention for only the `wanted` tokens, int64 [W], ascending; the others get 0."""
+        """Only for the `wanted` tokens, int64 [W], ascending; the others get 0."""
         narrowed = copy(self)
         narrowed._wanted, narrowed._masks = wanted, {}
         narrowed._ranges = [part for each in self._ranges if (part := each.only(wanted)).begin < part.end]
@@ -156,16 +141,13 @@ class RangeAttention:
 
 
 def _additive(sees: Tensor, shared_by: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [tokens * shared_by, keys]: 0 where a token sees a key, else -inf."""
+    """[tokens * shared_by, keys]: 0 where a token sees a key, else -inf."""
     mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf"))
     return mask.repeat_interleave(shared_by, 0)
 
 
 class _Ranges(torch.autograd.Function):
-    """Forward and backward over the ranges; gradients of gathered keys and values are added at their sources.
-
-    The backward gathers each range again instead of keeping a copy of a prompt's keys per range below it.
-    """
+    """The backward gathers each range again instead of keeping a copy of a prompt's keys per range below it."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -201,17 +183,13 @@ def _attend_range(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, sca
 
 
 class _CpuRanges(torch.autograd.Function):
-    """`_Ranges` with the operators of torch's CPU kernel, which keep what the backward needs."""
+    """`_Ranges` on torch's CPU kernel, which keeps what the backward needs."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any, query: Tensor, seen: Tensor, parts: list[_Range], masks: list[Tensor], scale: float
     ) -> Tensor:
-        """
-        Args:
-            query: [key heads, T, heads / key heads, width].
-            seen: keys and values, [2, key heads, T, width].
-        """
+        """`query`: [key heads, T, heads / key heads, width]; `seen`: keys and values, [2, key heads, T, width]."""
         query = query.contiguous()
         attended, sums = torch.empty_like(query), []
         for part, mask in zip(parts, masks, strict=True):
@@ -249,13 +227,12 @@ class _CpuRanges(torch.autograd.Function):
 
 
 def _rows(values: Tensor, part: _Range) -> Tensor:
-    """A range of [key heads, T, shared_by, width] as a view [1, key heads, tokens of the range * shared_by, width]."""
+    """View [1, key heads, tokens of the range * shared_by, width] of [key heads, T, shared_by, width]."""
     return values[:, part.begin : part.end].flatten(1, 2)[None]
 
 
 def _ranges(micro: MicroBatch, device: torch.device) -> list[_Range]:
-    """Split [0, T) into ranges of lowest total cost, by dynamic programming. A range may begin at a segment's start and every
-    _CHUNK tokens after it."""
+    """Ranges of lowest total cost, by dynamic programming; they begin at a segment's start or every _CHUNK tokens after it."""
     total, leaves = len(micro.input_ids), micro.leaves
     chunks = [np.arange(low, high, _CHUNK) for low, high in zip(micro.segment_starts[:-1], micro.segment_starts[1:], strict=True)]
     cuts = np.append(np.concatenate(chunks), total)

@@ -1,14 +1,11 @@
 """Data parallelism over advantage groups: the processes that torchrun started split the rows of an update.
 
-Rank 0, the leader, owns the optimiser, the checkpoints and the run. For each update the other ranks receive the rows and the
-current adapter, and compute the gradient of their part of the rows. All gradients are summed. The other ranks keep no state
-between updates.
+Rank 0 owns optimiser, checkpoints and run. The other ranks receive rows and the current adapter for each update, compute their
+part's gradient, and keep no state. Every process divides its loss by constants of the *whole* update, so summed gradients equal
+those of one process. An advantage group is never split; parts have about equally many unique tokens.
 
-Every process divides its loss by constants of the *whole* update, so losses and gradients add up to those of one process. An
-advantage group is never split. The parts have about equally many unique tokens, which is what a forward computes.
-
-Each process has the whole base model, or with `training.split_base` a part of it. Then all run their forwards together: each
-gathers a block's weights from all of them, uses the block, and drops the others' part.
+Each process has the whole base, or with `training.split_base` a shard (FSDP2): then all run their forwards together and gather
+each block while it is used.
 """
 
 import os
@@ -29,27 +26,22 @@ from entente.training.objective import Objective
 from storage.gather import Batch
 
 _CLOSE_ENOUGH = 0.005
-"""Relative precision to which the size of the largest part is minimised."""
+"""Relative precision of the minimal largest part."""
 _ROLLOUTS = timedelta(days=30)
-"""Longest wait of ranks above 0 for the next update, during its rollouts. An exited process is noticed at once: by torchrun on
-its machine, by closed connections on the others."""
+"""How long ranks above 0 wait for the next update. torchrun or a closed connection reports an exited process at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """The trainer processes, as seen from one of them."""
-
     rank: int
-    """Rank of this process; 0 is the leader."""
     local_rank: int
-    """Its rank on its machine."""
     size: int
     control: Any
-    """The gloo group for objectives and results. Weights and gradients use the default group: NCCL on GPUs."""
+    """gloo, for objectives and results. Weights and gradients use the default group: NCCL on GPUs."""
 
     @classmethod
     def join(cls) -> "Peers | None":
-        """Join the processes that torchrun started; None if torchrun did not start this one."""
+        """None if torchrun did not start this process."""
         if not dist.is_torchelastic_launched():
             return None
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
@@ -61,7 +53,7 @@ class Peers:
         return self.rank == 0
 
     def broadcast(self, message: Any = None) -> Any:
-        """Send the leader's message to every process; returns it. Other ranks' arguments are ignored."""
+        """The leader's message, in every process; other ranks' arguments are ignored."""
         box = [message]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
@@ -76,7 +68,7 @@ class Peers:
                     weight.copy_(part)
 
     def add_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Replace the gradients in every process by their sum over all processes; a missing gradient counts as 0."""
+        """All-reduce (sum); a missing gradient counts as 0."""
         weights = list(parameters)
         flat = torch.cat([_gradient(weight).flatten() for weight in weights])
         dist.all_reduce(flat)
@@ -84,7 +76,7 @@ class Peers:
             weight.grad = part.clone()
 
     def gather(self, result: Any) -> list[Any]:
-        """Results by rank in the leader; a list of None in the other ranks."""
+        """By rank in the leader; a list of None in the others."""
         results: list[Any] = [None] * self.size
         dist.gather_object(result, results if self.leads else None, dst=0, group=self.control)
         return results
@@ -96,18 +88,16 @@ class Peers:
 
 
 Compute = Callable[[Objective, Sequence[int], Sequence[int]], Any]
-"""Computes an objective for some of its rows and of its targets' rows; the result goes to the leader, a gradient into the
-parameters."""
+"""From an objective, rows and targets' rows: the result for the leader; a gradient goes into the parameters."""
 
 
 def on_rank_0(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
-    """Compute an objective on all ranks; returns their results by rank. The parameters then hold the gradient of all rows."""
+    """Results by rank. The parameters then hold the gradient of all rows."""
     peers.broadcast(objective)
     return _take_part(peers, objective, parameters, compute)
 
 
 def on_other_ranks(peers: Peers, parameters: Sequence[Parameter], compute: Compute) -> None:
-    """Compute a part of every objective of the leader, until it exits."""
     while True:
         try:
             objective = peers.broadcast()
@@ -132,11 +122,9 @@ def _take_part(peers: Peers, objective: Objective, parameters: Sequence[Paramete
 
 
 def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Split `rows` among `size` processes by whole advantage groups, so that the largest number of unique tokens is small.
+    """Split `rows` by whole advantage groups so that the largest number of unique tokens is small.
 
-    Groups are ordered by where they begin in the trie of all rows, and each process takes neighbours, which share their prompt
-    prefix.
-    """
+    Each process takes neighbours in the trie of all rows, which share their prompt prefix."""
     chosen = np.asarray(rows, np.int64)
     if size == 1 or not len(chosen):
         return [chosen.tolist(), *([] for _ in range(size - 1))]
@@ -154,10 +142,7 @@ def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> list[int]:
-    """Ends of `size` runs of groups, so that the largest run has few tokens.
-
-    `tokens` counts the unique tokens of the groups [low, high); more groups never have fewer.
-    """
+    """Ends of `size` runs of groups, so that the largest has few tokens. `tokens`: unique tokens of groups [low, high)."""
 
     def fill(capacity: int) -> list[int] | None:
         """Ends of runs of at most `capacity` tokens; None if these do not cover all groups."""

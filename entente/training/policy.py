@@ -1,4 +1,4 @@
-"""The policy that is trained: a frozen base model with a LoRA adapter."""
+"""The trained policy: a frozen base model with a LoRA adapter."""
 
 import errno
 import json
@@ -33,35 +33,30 @@ from storage.gather import Batch
 
 
 def choose_device(wanted: str) -> torch.device:
-    """The device for 'auto', 'cpu' or 'cuda'; raises InputError for 'cuda' without a GPU."""
+    """Raises InputError for 'cuda' without a GPU."""
     if wanted == "cuda" and not torch.cuda.is_available():
         raise InputError("training.device is 'cuda' but torch sees no GPU here: set training.device to 'auto' or 'cpu'")
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def leave_room(device: torch.device) -> None:
-    """Limit torch's memory on `device`, its cache included, to the share in `CARD_SHARE`.
+    """Limit torch's memory on `device`, cache included, to the share in `CARD_SHARE`.
 
-    Beyond it torch raises its out-of-memory error in the trainer, which can use smaller micro-batches, and not later in an
-    engine that restarts.
-    """
+    So the trainer runs out of memory, which it can handle with smaller micro-batches, and not a restarting engine."""
     share = float(os.environ.get(CARD_SHARE, "0"))
     if share and device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(share, device.index)
 
 
 class Policy:
-    """Base model plus adapter on one device."""
-
     def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, *, split_base: bool = False) -> None:
-        """
+        """Load the base and wrap it in the adapter; peft wraps a loaded model in place.
+
         Args:
-            model: folder of the base model, or the loaded base model, whose modules peft wraps in place.
-            split_base: the processes of the default group shard the base; else this one holds all of it.
+            split_base: shard the base over the default group.
 
         Raises:
-            InputError: the settings ask for a GPU and there is none, the model's family is unknown, or its blocks lack the linear
-                layers of `training.lora_targets`.
+            InputError: no GPU for 'cuda', an unknown family, or blocks without the layers of `training.lora_targets`.
         """
         self.device = choose_device(settings.device)
         leave_room(self.device)
@@ -96,10 +91,9 @@ class Policy:
         self.recompute(settings.recompute)
 
     def _split_base(self) -> None:
-        """Shard each block's frozen weights over the processes; a block is gathered while it is used.
+        """Shard each block's frozen weights (FSDP2); a block is gathered while it is used.
 
-        Adapter, embedding and head stay whole in each process: `entente.training.parallel` sums the adapter's gradients, and
-        the packed forward reads single rows of the head. Nothing else has a gradient, so none is reduced here.
+        Adapter, embedding and head stay whole: the packed forward reads single head rows, and `parallel` sums adapter gradients.
         """
         processes = init_device_mesh(self.device.type, (dist.get_world_size(),))
         causal: Any = self.model.base_model.model
@@ -111,7 +105,7 @@ class Policy:
         fully_shard(causal.model, mesh=processes, ignored_params=({*causal.model.parameters()} - in_blocks) | whole)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The adapter's parameters, in a fixed order."""
+        """In a fixed order."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def masked_logprobs(self, micro: MicroBatch, reference: Reference | None = None) -> TokenFigures:
@@ -130,12 +124,12 @@ class Policy:
 
     @property
     def row_limits(self) -> tuple[int, int]:
-        """Number of token ids, and length of the longest sequence."""
+        """Vocabulary size, and longest sequence."""
         config: Any = self.model.config
         return config.vocab_size, longest_position(config.to_dict())
 
     def recompute(self, on: bool) -> None:
-        """Turn on activation recomputation: keep only each block's input and compute the rest again in the backward."""
+        """Activation recomputation: keep only each block's input."""
         if not on:
             self.model.gradient_checkpointing_disable()
             self.model.eval()
@@ -145,13 +139,13 @@ class Policy:
         self.model.train()
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """With a bfloat16 base, compute the adapter's products in bfloat16 from its float32 weights."""
+        """With a bfloat16 base, the adapter computes in bfloat16 from its float32 weights."""
         if self._settings.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
     def memory_metrics(self) -> dict[str, float]:
-        """Peak memory of this process so far, and on a GPU the peak of tensors since the last call; MiB."""
+        """MiB: peak of this process so far, and on a GPU the peak of tensors since the last call."""
         kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         peaks = {"memory/trainer_peak_mib": kib / (2**20 if sys.platform == "darwin" else 2**10)}
         if self.device.type == "cuda":
@@ -160,7 +154,7 @@ class Policy:
         return peaks
 
     def save_adapter(self, folder: Path) -> None:
-        """Write the adapter in peft's layout; raises OSError, for example if the disk is full."""
+        """In peft's layout; raises OSError, for example if the disk is full."""
         try:
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
         except SafetensorError as error:
@@ -177,8 +171,7 @@ class Policy:
         file.write_text(json.dumps(config, indent=2, sort_keys=True))
 
     def load_adapter(self, folder: Path) -> None:
-        """Load the weights that `save_adapter` wrote. Raises DataError if a file is damaged, or its weights do not fit this
-        adapter; nothing changes."""
+        """Raises DataError if a file is damaged or does not fit this adapter; then nothing changes."""
         file = folder / "adapter_model.safetensors"
         try:
             weights = load_file(file)
@@ -191,8 +184,7 @@ class Policy:
 
 
 def find_faults(batch: Batch, vocabulary: int, longest: int) -> dict[int, str]:
-    """Rows that this run cannot train on, and why, as far as it depends on the model (`vocabulary`: token ids; `longest`:
-    tokens) or on a user's reward; publishing checked the rest."""
+    """Rows that this run cannot train on, and why: the model's limits (`longest`: tokens) or a user's reward."""
     lengths, positions = np.diff(batch.input_offsets), np.diff(batch.completion_offsets)
     row_of_position = np.repeat(np.arange(len(lengths)), positions)
     ids, legal = batch.input_ids, batch.legal_ids

@@ -1,18 +1,13 @@
-"""The trainer process: `TrainerProcess`, which the flow uses to start it and send requests, and the server that answers them.
+"""The trainer process: `TrainerProcess`, which the flow starts and calls, and the server that answers.
 
     python -m entente.training.process                                     one process
     torchrun --nproc-per-node 2 -m entente.training.process                several; rank 0 answers
 
-The trainer runs in a child process, so a device fault becomes a failed task, and trainer and games do not share Python's GIL.
-With several processes torchrun starts them, and stops all when one exits. Flow and trainer exchange JSON lines over a socket
-pair; the trainer's processes have its other end as standard input, and exit when the flow's end closes, also if the flow was
-killed.
+In a child process a device fault is only a failed task, and games do not share the trainer's GIL. Flow and trainer exchange JSON
+lines over a socket pair, the child's end as its stdin; the child exits when the flow's end closes, also if the flow was killed.
+The signatures that `_operation` marks define the calls and their JSON; the trainer's method of the same name answers.
 
-The flow can call the methods of `TrainerProcess` that `_operation` marks; the method of the same name of the trainer answers. The
-marked signature alone defines how arguments and result travel as JSON.
-
-Only rank 0 selects rows and writes ledgers, checkpoints and adapters. It sends the other ranks everything that they need to
-compute their part of an update (`entente/training/parallel.py`), so they read nothing but the base model.
+Only rank 0 selects rows and writes ledgers, checkpoints and adapters. The other ranks read nothing but the base model.
 """
 
 import contextlib
@@ -59,31 +54,26 @@ if TYPE_CHECKING:  # the flow's process does not load torch
     from entente.training.trainer import Trainer
 
 ANSWERS_WITHIN_S = 3600.0
-"""Seconds within which the trainer must answer a request, such as a step, before it is killed."""
+"""Time limit of a request, such as a step, before the trainer is killed."""
 _ENDS_WITHIN_S = 10.0
-"""Seconds that `close` waits for the child before it kills it, which the run's files survive."""
+"""`close` then kills the child, which the run's files survive."""
 _FORMER_TRAINER_S = 20.0
-"""Seconds to wait for the run's lock. A trainer whose parent was killed ends within a second, on a busy machine later."""
+"""For the run's lock: a trainer whose parent was killed ends within a second, on a busy machine later."""
 _TORCHRUN_ENDS_S = 10.0
-"""Seconds to wait after an unexpected error among several processes. If another process exited first, torchrun kills this one
-meanwhile, and the flow reports the cause instead of its consequence here."""
+"""Wait after an error, so that torchrun can kill this process if another one failed first, and the flow reports the cause."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _ARGUMENTS: dict[str, dict[str, TypeAdapter[Any]]] = {}
-"""Operation name -> argument name -> how to read the argument from JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """A trained and published step; `ready` returns the newest one."""
-
     published: PolicyVersion
-    """The step's policy version, which has the step's number; before the first step, the base model."""
+    """Has the step's number; before the first step, the base model."""
     metrics: dict[str, float]
-    """By name, as in `entente.telemetry.metrics`."""
     set_aside: tuple[str, ...] = ()
-    """From `ready`: one sentence for each damaged checkpoint that the trainer skipped."""
+    """From `ready`: a sentence per damaged checkpoint that was skipped."""
 
     @property
     def step_done(self) -> int:
@@ -94,7 +84,7 @@ _TRAINED_STEP = TypeAdapter(TrainedStep)
 
 
 def _operation(declared: Callable[P, R]) -> Callable[P, R]:
-    """Make a method that calls the trainer's method of the same name in the child process."""
+    """Make a method that calls the trainer's of the same name."""
     name, hints, bind = declared.__name__, get_type_hints(declared), signature(declared).bind
     result = TypeAdapter(hints.pop("return"))
     _ARGUMENTS[name] = {argument: TypeAdapter(hint) for argument, hint in hints.items()}
@@ -109,7 +99,7 @@ def _operation(declared: Callable[P, R]) -> Callable[P, R]:
 
 
 def under_torchrun(processes: int) -> bool:
-    """True with several processes here, or on several machines, which torchrun's own variable shows."""
+    """With several processes here or several machines, as torchrun's own variable shows."""
     return processes > 1 or "PET_NNODES" in os.environ
 
 
@@ -128,10 +118,9 @@ def _loopback() -> str:
 
 
 class TrainerProcess:
-    """A running trainer child. Calls block until the child answers, so make them from a thread, not from an event loop.
+    """A trainer child. Calls block, so make them from a thread, not from an event loop.
 
-    Calls raise the error that the child reports, or TrainingError if the child exits or does not answer in time.
-    """
+    They raise the error that the child reports, or TrainingError if it exits or does not answer in time."""
 
     def __init__(
         self,
@@ -144,13 +133,12 @@ class TrainerProcess:
         card_share: float = 0.0,
         engine_dtype: str = "float32",
     ) -> None:
-        """Start the child without waiting for it to load the model; `ready` waits.
+        """Start the child; `ready` waits until it has loaded its model.
 
         Args:
             threads: CPU threads of all trainer processes together.
-            cards: GPUs that they see, one per process; empty: those that this process sees.
-            card_share: largest share of a GPU that each process may allocate if it shares the GPU with the engine; 0: no limit.
-            engine_dtype: number format in which the engine computes.
+            cards: GPUs, one per process; empty: those visible here.
+            card_share: largest share of a GPU shared with the engine that a process may allocate; 0: no limit.
         """
         self._log, self._several = paths.trainer_log, under_torchrun(training.processes)
         self._answers_within_s, self._hung = ANSWERS_WITHIN_S, threading.Event()
@@ -196,7 +184,7 @@ class TrainerProcess:
         return self._process.pid
 
     def ready(self) -> TrainedStep:
-        """Wait until the child has loaded its model and the run's newest checkpoint; returns the last completed step."""
+        """Wait until model and newest checkpoint are loaded; returns the last completed step."""
         if self._opened is None:
             self._opened = _TRAINED_STEP.validate_python(self._receive())
         return self._opened
@@ -224,10 +212,7 @@ class TrainerProcess:
     # -- the socket -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the socket, which makes the child exit, and wait; kill the child after `_ENDS_WITHIN_S`.
-
-        A thread that waits for an answer gets a TrainingError. May be called after the child has exited.
-        """
+        """Close the socket, which makes the child exit; kill it after `_ENDS_WITHIN_S`. Waiting threads get a TrainingError."""
         with contextlib.suppress(OSError):  # macOS raises if the other end is already closed
             # `close` alone would wait for a reading thread, and the child would not notice it.
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -300,7 +285,6 @@ class TrainerProcess:
 
 
 def main() -> None:
-    """Serve the flow on rank 0; compute parts of its updates on the other ranks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The run's files survive a kill, so the process may exit with its parent or the flow at any time.
     end_with_parent()

@@ -1,11 +1,8 @@
 """Repeats a past step and compares the result with the record.
 
-A replay resumes a trainer in a scratch folder: it copies the nearest checkpoint before the step, or starts from the initial
-weights, copies the ledgers from there on, and repeats their steps with `Trainer.step`. It needs neither an engine nor games.
-
-A replay does not change the run and takes none of its locks, so the run may be in progress. It uses one process. On a CPU the
-results must be equal bit for bit; on a GPU, or if several processes made the step, within `TOLERANCES`. It reports the first
-step, update and micro-batch that differ.
+A scratch trainer resumes from a copy of the nearest earlier checkpoint, or the initial weights, and repeats the ledgers' steps.
+It needs no engine and takes no locks, so the run may be in progress. On a CPU results must be equal bit for bit; on a GPU, or if
+several processes made the step, within `TOLERANCES`. It reports the first step, update and micro-batch that differ.
 """
 
 import shutil
@@ -34,10 +31,8 @@ from storage.update_log import LoggedUpdate, UpdateLog, read_update_log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Largest differences that count as equal."""
-
     loss: float
-    """Absolute, per micro-batch. A relative bound would mean little, because losses are sums of terms of both signs."""
+    """Absolute, per micro-batch: losses are sums of terms of both signs, so a relative bound would mean little."""
     grad_norm: float
     """Relative."""
 
@@ -46,7 +41,7 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, grad_norm=0.01),
     "bfloat16": Tolerance(loss=0.02, grad_norm=0.1),
 }
-"""By training.dtype; applied if step or replay ran on a GPU, or if several processes computed the step. Not measured."""
+"""By training.dtype; if step or replay ran on a GPU, or in several processes. Not measured."""
 EXACT = Tolerance(loss=0.0, grad_norm=0.0)
 
 
@@ -57,9 +52,9 @@ class Difference:
     recorded: str | float
     replayed: str | float
     update: int | None = None
-    """Update of the step, from 1; None if the difference is not in one update."""
+    """From 1; None if the difference is not in one update."""
     micro_batch: int | None = None
-    """Micro-batch of the update, from 1; None if the difference is not in one micro-batch."""
+    """From 1; None if the difference is not in one micro-batch."""
 
     @property
     def sentence(self) -> str:
@@ -72,11 +67,11 @@ class Difference:
 class Replay:
     step: int
     start: int
-    """Step of the checkpoint from which the replay started; 0: the first weights."""
+    """Of the checkpoint; 0: initial weights."""
     tolerance: Tolerance
     recorded: UpdateLog
     replayed: UpdateLog | None
-    """None if an earlier step differed, so that the step was not repeated."""
+    """None if an earlier step differed."""
     difference: Difference | None
     torch: str = torch.__version__
 
@@ -114,7 +109,7 @@ class _Replayer:
         )
 
     def _resumed(self, step: int) -> Trainer:
-        """A trainer resumed from the nearest intact checkpoint before `step`, with copies of all files that it needs."""
+        """From the nearest intact checkpoint before `step`, with copies of all files that it needs."""
         for start in [*(kept for kept in reversed(checkpoint_steps(self._paths)) if kept < step), 0]:
             shutil.rmtree(self._scratch.root)
             for folder in (self._scratch.checkpoints, self._scratch.ledger, self._scratch.shards):
@@ -160,7 +155,7 @@ class _Replayer:
         return None
 
     def _differs(self, step: int, tolerance: Tolerance) -> Difference | None:
-        """Compare one step; with EXACT also its adapter hash with the recorded and the published one, where these still exist."""
+        """With EXACT also compares adapter hashes, if these still exist."""
         recorded, again = read_update_log(self._paths, step), read_update_log(self._scratch, step)
         if recorded is None or again is None:
             return None
@@ -181,11 +176,7 @@ class _Replayer:
 
 
 def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSettings, storage: StorageSettings) -> Replay:
-    """Repeat `step` from the nearest checkpoint before it, and compare.
-
-    Raises InputError if the step does not exist or is not done yet, or a file that it needs is missing, and DataError if one
-    is damaged.
-    """
+    """Repeat `step` and compare. Raises InputError if it is not done or lacks a file, DataError if one is damaged."""
     recorded = recorded_update_log(paths, step, training)
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
     disable_progress_bar()  # loading the model would show one; the steps are reported instead
@@ -206,7 +197,7 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
 
 
 def recorded_update_log(paths: RunPaths, step: int, training: TrainingSettings) -> UpdateLog:
-    """Raises InputError if the step does not exist, is not done yet, or was trained with other settings."""
+    """Raises InputError if the step is unknown, not done, or trained with other settings."""
     steps, name = recorded_steps(paths), paths.root.name
     if step not in steps:
         if steps and 0 < step < steps[-1]:
@@ -229,8 +220,7 @@ def recorded_update_log(paths: RunPaths, step: int, training: TrainingSettings) 
 def _update_differs(
     step: int, number: int, recorded: LoggedUpdate, again: LoggedUpdate, tolerance: Tolerance, cut_alike: bool
 ) -> Difference | None:
-    """The first difference of an update, in the order of computation. `cut_alike`: the same number of processes computed both,
-    so the micro-batches are the same."""
+    """The first difference, in order of computation. `cut_alike`: as many processes in both, so the same micro-batches."""
     if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
         then, now = len(recorded.micro_batches), len(again.micro_batches)
         return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
@@ -262,7 +252,7 @@ def _steps(steps: range) -> str:
 
 
 def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
-    """Copy the ledger of `step`, and link the shards and distillation targets that it names, which never change."""
+    """Copy the step's ledger, and link its shards and distillation targets, which never change."""
     rows = read_ledger(paths, step)
     if rows is None:
         raise InputError(f"the ledger of step {step} is missing from '{paths.ledger}': restore it from a copy")

@@ -1,7 +1,4 @@
-"""What all base models made here share: tokenizer (byte-level BPE), untrained network (a small Qwen3), teacher's thoughts.
-
-This module neither trains nor plays.
-"""
+"""What base models made here share: BPE tokenizer, untrained network (a small Qwen3), teacher's thoughts."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,7 +32,7 @@ def save_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
 
 
 def new_model(folder: Path, *, hidden: int, layers: int, longest: int, seed: int) -> Qwen3ForCausalLM:
-    """A network with random weights for the tokenizer in `folder`. `hidden`: width, a multiple of 32; `longest`: tokens."""
+    """Random weights. `hidden`: width, a multiple of 32; `longest`: tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     eos = tokenizer.token_to_id(_EOS)
     torch.manual_seed(seed)
@@ -58,7 +55,7 @@ def new_model(folder: Path, *, hidden: int, layers: int, longest: int, seed: int
 
 
 def wanted_centres(board: Board, power: str, orders: Sequence[str]) -> tuple[str, ...]:
-    """The words of a teacher's thought: supply centres of others that the orders move or retreat to."""
+    """A teacher's thought: supply centres of others that the orders move or retreat to."""
     centres = board.centres()
     foreign = {*board.free_centres(), *(centre for own in centres.values() for centre in own)} - {*centres[power]}
     goals = [words[3][:3] for order in orders if (words := order.split(" "))[2:3] in (["-"], ["R"])]
@@ -66,7 +63,7 @@ def wanted_centres(board: Board, power: str, orders: Sequence[str]) -> tuple[str
 
 
 def fitting_thought(words: Sequence[str], codec: Codec, thinking: Thinking) -> Sequence[int]:
-    """Ids of as many words as leave space in the thought for its end mark, which the model must learn to write."""
+    """As many words as leave room for the thought's end mark, which the model must learn to write."""
     for count in range(len(words), 0, -1):
         ids = codec.encode_order(" ".join(words[:count]))
         if len(ids) < thinking.rule.budget:

@@ -1,4 +1,4 @@
-"""Metrics of a step, from its branching tokens and its rows."""
+"""Metrics of a step, from its branching tokens and rows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,7 +52,7 @@ def _token_metrics(seen: np.ndarray) -> dict[str, float]:
 
 
 def _thought_metrics(seen: np.ndarray) -> dict[str, float]:
-    """Figures of thought tokens and order tokens separately; empty without a thought token."""
+    """Thought and order tokens separately; empty without a thought token."""
     if not seen["in_thought"].any():
         return {}
     slopes = np.abs(np.where(np.isfinite(seen["slope"]), seen["slope"], 0.0).astype(np.float64))
@@ -94,8 +94,7 @@ def distil_target_metrics(updates: Sequence[StepFigures], distil_targets: Distil
 
 
 def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int) -> dict[str, float]:
-    """Ratios of the first update's tokens that the trained version itself sampled: in each step these show whether trainer and
-    engine compute the same policy. `version` is the version before the step."""
+    """First-update ratios of tokens that this version sampled: whether trainer and engine agree. `version`: before the step."""
     if not updates:
         return {}
     first = updates[0].tokens
@@ -113,10 +112,7 @@ def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int)
 
 
 def selection_metrics(rows: pa.Table, counts: dict[str, int], batch: Batch) -> dict[str, float]:
-    """Metrics of a step's rows; `counts` come from the selection and are empty for a repeated step.
-
-    A step without rows, such as one on distillation targets alone, has no mean return and no lag.
-    """
+    """`counts` come from the selection; empty for a repeated step. A step without rows has no mean return and no lag."""
     lag = np.asarray(rows.column("policy_lag"))
     metrics = {"train/decisions": float(rows.num_rows), "train/tokens": float(len(batch.input_ids))}
     if len(batch.returns):

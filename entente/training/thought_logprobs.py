@@ -2,9 +2,8 @@
 
     log pi(a) = z_a / T - log sum_{b in the open set} exp(z_b / T)        z: logits, T: temperature of the row
 
-An open set holds nearly the whole vocabulary, so logits are computed for a chunk of tokens at a time. The gradients of a
-chunk's figures by its hidden states are computed with it, and its logits dropped. So memory holds the logits of one chunk, and
-the backward computes none again. The softmax is computed in float32, also for a bfloat16 model.
+An open set is nearly the whole vocabulary, so tokens are computed in chunks, and with them the gradients by the hidden states:
+only one chunk's logits are in memory, and the backward recomputes none. The softmax is float32, also for a bfloat16 model.
 """
 
 from typing import Any
@@ -16,21 +15,19 @@ from torch.autograd.function import once_differentiable
 from entente.training.micro_batches import MicroBatch
 
 CHUNK_LOGITS = 2**24
-"""Largest number of logits in a chunk, 64 MiB in float32; a chunk has at least one token."""
+"""64 MiB in float32; a chunk has at least one token."""
 _OUTSIDE = -1e30
-"""Logit of an id outside the open set. Its probability is exactly 0, and unlike -inf it makes no NaN when multiplied by 0."""
+"""Logit outside the open set: probability exactly 0, and unlike -inf no NaN when multiplied by 0."""
 
 
 def thought_figures(
     head: Any, hidden: Tensor, micro: MicroBatch, reference: Tensor | None, *, entropy_gradient: bool
 ) -> dict[str, Tensor]:
-    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `TokenFigures`; `chosen` and `kl`
-    have a gradient if `hidden` has one.
+    """`chosen`, `entropy` and, with a reference, `kl` of the thought tokens, float32 [E], as in `TokenFigures`.
 
     Args:
         hidden: [E, width] hidden states that predict the thought tokens.
-        reference: [E, width] those of the base model; None: no KL divergence.
-        entropy_gradient: whether `entropy` has a gradient too.
+        reference: [E, width] those of the base model; None: no KL.
 
     Raises:
         ValueError: the head is trained; its gradient would be missing.
@@ -52,7 +49,7 @@ def thought_figures(
 
 
 def chunk_rows(head: Any) -> int:
-    """Tokens whose whole-vocabulary logits may be in memory at once."""
+    """Tokens whose full logits may be in memory at once."""
     return max(1, CHUNK_LOGITS // head.weight.shape[0])
 
 
@@ -66,7 +63,7 @@ def _chunk(
     end: Tensor,
     reference: Tensor | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Figures of a few tokens by name, [tokens], and gradients by `hidden` of those in `sloped`, [tokens, width]."""
+    """Figures [tokens], and gradients by `hidden` of those in `sloped`, [tokens, width]."""
 
     def logprobs_of(states: Tensor) -> Tensor:
         logits = head(states).float() / temperature[:, None]
@@ -85,7 +82,7 @@ def _chunk(
 
 
 class _WithSlopes(torch.autograd.Function):
-    """Values [E] whose gradients are known: value i depends on row i of the hidden states alone, with gradient `slopes[i]`."""
+    """Values [E] with known gradients: value i depends on row i alone, with gradient `slopes[i]`."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, values: Tensor, slopes: Tensor) -> Tensor:

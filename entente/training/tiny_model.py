@@ -1,8 +1,7 @@
 """Makes the tiny model: no download, about a minute of CPU.
 
-It imitates a scripted player (`entente/training/imitation`): a byte-level BPE tokenizer, and a Qwen3 of less than a million
-parameters. On a base with random weights, LoRA reaches only half the gain. The result is a `save_pretrained` folder, cached by
-the hash of its recipe. An interrupted attempt leaves nothing.
+It imitates a scripted player: on random weights, LoRA reaches only half the gain. BPE tokenizer, Qwen3 of less than a million
+parameters, cached by recipe hash. An interrupted attempt leaves nothing.
 """
 
 import shutil
@@ -20,8 +19,7 @@ from entente.training.settings import TINY_TEACHER, TINY_VOCABULARY, TinyModelSe
 def make_tiny_model(
     root: Path, settings: TinyModelSettings, on_progress: OnProgress | None = None, prompts: PromptSettings = DEFAULT_PROMPTS
 ) -> Path:
-    """Make the tiny model under `root` unless it exists; returns `root`/tiny-<recipe hash>, in the layout of
-    `save_pretrained`."""
+    """Unless it exists; returns `root`/tiny-<recipe hash>, in the layout of `save_pretrained`."""
     final = root / f"tiny-{recipe_hash(settings, prompts)}"
     report = on_progress or (lambda stage, done, total: None)
     return make_whole(final, RECIPE, lambda folder: _make(folder, settings, prompts, report))

@@ -1,8 +1,7 @@
 """One step: choose rows and distillation targets, write the ledger, compute the updates, save a checkpoint, publish the adapter.
 
-The trainer writes the ledger before the forward and the checkpoint before publishing, and publishes the adapter from the
-checkpoint. So after a kill it resumes from the newest intact checkpoint: it repeats a step that has a ledger on the rows that the
-ledger names, and publishes a version that was not published yet. The flow decides when to train.
+In this order: after a kill the trainer resumes from the newest intact checkpoint, repeats a step that has a ledger on the same
+rows, and publishes a version that was not published yet. The flow decides when to train.
 """
 
 import logging
@@ -47,13 +46,12 @@ logger = logging.getLogger("entente.trainer")
 
 
 class Trainer:
-    """Owns the policy and its optimiser for one run, and resumes from the run's newest intact checkpoint.
+    """Policy and optimiser of one run, resumed from its newest intact checkpoint.
 
     Attributes:
-        step_done: the newest step with an intact checkpoint, which is the policy version that the trainer holds.
-        metrics_done: metrics of that step.
-        published: that version as published; the base model before the first step.
-        set_aside: one sentence for each damaged checkpoint that was skipped.
+        step_done: step of that checkpoint, which is the policy version held.
+        published: that version; the base model before the first step.
+        set_aside: a sentence per damaged checkpoint that was skipped.
     """
 
     def __init__(
@@ -66,12 +64,9 @@ class Trainer:
         peers: Peers | None = None,
         engine_dtype: str = "float32",
     ) -> None:
-        """Restore the newest intact checkpoint, and publish its version if it is not published yet. `engine_dtype`: number format
-        in which the engine samples.
+        """Restore the newest intact checkpoint, and publish its version if needed. `engine_dtype`: the engine's number format.
 
-        Raises InputError if the checkpoint has other settings or another release wrote it, and DataError if a file of the run
-        is damaged.
-        """
+        Raises InputError for other settings or another release, DataError for a damaged file."""
         self._paths = paths
         self._policy = policy
         self._settings = training
@@ -114,19 +109,18 @@ class Trainer:
         return TrainedStep(published=self.published, metrics=self.metrics_done, set_aside=tuple(self.set_aside))
 
     def fresh_rows(self) -> int:
-        """Number of rows that the trainer's version sampled, at most MISMATCH_ROWS."""
+        """Rows that the trainer's version sampled, at most MISMATCH_ROWS."""
         self._index.refresh()
         return self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS).num_rows
 
     def eligible(self, step: int, start_groups: int) -> Eligible:
-        """Rows that step `step` could use now. A step that will be repeated already has its rows."""
+        """Rows that a step could use now. A step that will be repeated already has its rows."""
         self._index.refresh()
         counts = self._index.eligible(step, policy_version=self.step_done)
         return replace(counts, start_groups=start_groups) if step in self._to_repeat else counts
 
     def measure_mismatch(self) -> dict[str, float]:
-        """Compare stored behaviour logprobs with this policy's, on the newest rows that its version sampled; returns metrics.
-        Raises TrainingError if there are no such rows, or the difference exceeds its limits."""
+        """As metrics, on the newest rows of this version. Raises TrainingError if there are none, or limits are exceeded."""
         self._index.refresh()
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
@@ -137,16 +131,15 @@ class Trainer:
         return mismatch.metrics()
 
     def distil_targets_left(self, query: DistilQuery) -> int:
-        """Remaining uses of a round's distillation targets. Does not count targets reserved by steps that will be repeated."""
+        """Remaining uses in a round, without those reserved by steps that will be repeated."""
         return self._store.left(query)
 
     def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> TrainedStep:
-        """Train on rows of at most `start_groups` start groups and on `distil_targets`, and publish policy version `step`. A
-        step that is repeated takes both from its ledger.
+        """Train on at most `start_groups` start groups and `distil_targets`, or as the ledger says, and publish version `step`.
 
         Raises:
-            TrainingError: the step is not the next one, another trainer holds it, or three updates in a row were not finite.
-            DataError: a repeated step's ledger or one of its rows is missing or damaged.
+            TrainingError: not the next step, another trainer holds it, or three updates in a row were not finite.
+            DataError: a repeated step's ledger or a row is missing or damaged.
         """
         if step != self.step_done + 1:
             raise TrainingError(f"step {step} cannot be trained: the next step is {self.step_done + 1}")
@@ -178,13 +171,12 @@ class Trainer:
         return TrainedStep(published=self.published, metrics=metrics)
 
     def retire(self, settings: RetentionSettings) -> int:
-        """Delete shards that no step can use any more, if the run's shards exceed their budget; returns the bytes freed."""
+        """Delete shards that no step can use, if over budget; returns the bytes freed."""
         self._index.refresh()
         return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
     def _without_faulty_rows(self, rows: pa.Table, batch: Batch) -> tuple[Batch, int]:
-        """The batch without faulty rows and the rest of their advantage groups, whose mean would be wrong; and the number of
-        faulty rows."""
+        """The rest of their advantage groups goes too, because its mean would be wrong. Also the number of faulty rows."""
         faults = self._faults(batch)
         if not faults:
             return batch, 0
@@ -195,7 +187,7 @@ class Trainer:
     def _without_faulty_distil_targets(
         self, distil_targets: Sequence[DistilTargetRef], taught: DistilBatch | None
     ) -> tuple[DistilBatch | None, int]:
-        """The batch without targets that have a faulty proposal, and the number of faulty proposals."""
+        """Drops targets with a faulty proposal; also the number of faulty proposals."""
         if taught is None or not (faults := self._faults(taught.batch)):
             return taught, 0
         out = set(taught.batch.advantage_groups[faults].tolist())
@@ -209,10 +201,7 @@ class Trainer:
         return list(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[pa.Table, dict[str, int], Batch]:
-        """Choose rows and gather them before the ledger is written, so that a ledger never names a damaged row.
-
-        The index sets a damaged shard aside, and rows are chosen again without it.
-        """
+        """Gather before the ledger is written, so that it never names a damaged row; choose again without a damaged shard."""
         while True:
             self._index.refresh()
             rows, counts = self._index.select_batch(step, policy_version=self.step_done, start_groups=start_groups)
@@ -243,7 +232,7 @@ class Trainer:
             self._store.count(distil_targets)
 
     def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch, list[DistilTargetRef], DistilBatch | None]:
-        """The rows and targets in the step's ledger; raises DataError if these are missing or damaged."""
+        """From the step's ledger; raises DataError if rows are missing or damaged."""
         rows = read_ledger(self._paths, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is missing from '{self._paths.ledger}': restore it from a copy")

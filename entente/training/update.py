@@ -1,10 +1,7 @@
 """Computes the updates of a step: advantages, micro-batches, loss, gradient, and one optimiser step per update.
 
-The loss of an update is divided by constants of the whole update, so it does not depend on the split into micro-batches. If
-loss or gradient is not finite, the optimiser step is skipped and the weights do not change.
-
-If a micro-batch does not fit into memory, its number of unique tokens is halved and the update computed again; not where several
-processes split the base, because these run their forwards together and none may repeat one alone.
+If loss or gradient is not finite, the optimiser step is skipped. If a micro-batch does not fit into memory, the token budget is
+halved and the update computed again, unless processes split the base: none may repeat a forward alone.
 """
 
 import gc
@@ -31,23 +28,21 @@ from storage.gather import Batch
 logger = logging.getLogger("entente.trainer")
 Result = TypeVar("Result")
 LEAST_TOKENS = 256
-"""Unique tokens below which a micro-batch is not halved."""
+"""A micro-batch is not halved below this."""
 MAX_SKIPPED_UPDATES = 3
-"""Consecutive skipped updates after which the run stops, because the fault is not in one batch."""
+"""Consecutive; then the run stops, because the fault is not in one batch."""
 
 
 class Updater:
-    """Owns the optimiser of a policy and computes the updates of a step.
+    """A policy's optimiser and its updates.
 
     Attributes:
-        policy: the policy that is trained.
         tokens: largest number of unique tokens in a micro-batch.
-        optimiser: AdamW; its state is saved in checkpoints.
         skipped_in_a_row: updates since the last finite one; saved in checkpoints.
     """
 
     def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
-        """Raises InputError if the loss of the settings cannot be used."""
+        """Raises InputError for an unusable loss."""
         self.policy = policy
         self._splits_base = peers is not None and settings.split_base
         self.tokens = settings.token_budget or (GPU_TOKENS if policy.device.type == "cuda" else CPU_TOKENS)
@@ -64,8 +59,7 @@ class Updater:
         return rate
 
     def updates(self, batch: Batch, distil_targets: DistilBatch | None = None) -> Iterator[StepFigures]:
-        """Compute the step's updates one by one, each on its minibatch of advantage groups and distillation targets. Raises
-        TrainingError if three updates in a row were not finite."""
+        """One per minibatch of advantage groups and targets. Raises TrainingError after three non-finite ones in a row."""
         advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
         parts = self._settings.updates_per_step
         cut = zip(share_rows(batch, parts), share_rows(distil_targets and distil_targets.batch, parts), strict=True)
@@ -84,8 +78,7 @@ class Updater:
             yield update
 
     def _anchors(self, batch: Batch, later: Sequence[int]) -> np.ndarray:
-        """Log-probabilities before the step, float32 [completion positions], for rows of the later updates; NaN for the
-        others: in the first update the current policy is the anchor."""
+        """Log-probabilities before the step, float32 [completion positions]; NaN in the first update: the current policy."""
         anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
         index, logprobs = self.evaluate(batch, later)
         anchors[index] = logprobs
@@ -100,19 +93,14 @@ class Updater:
         distil_targets: DistilBatch | None = None,
         taught: Sequence[int] = (),
     ) -> StepFigures:
-        """Set the parameters' gradients to those of `rows` of the batch and rows `taught` of the targets; `advantages` and
-        `anchors` as in `Objective`."""
+        """Set the gradients to those of `rows` and of targets `taught`; `advantages` and `anchors` as in `Objective`."""
         objective = Objective.of(self._settings, batch, rows, advantages, anchors, distil_targets, taught)
         if self._peers is None:
             return self.gradient(objective, rows, taught)
         return StepFigures.join(on_rank_0(self._peers, objective, self.policy.parameters(), self.compute))
 
     def evaluate(self, batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Log-probabilities of the current policy for the branching tokens of `rows`, without gradient.
-
-        Returns:
-            In any order: int64 [B], indices into the completion positions of the batch; float32 [B], nats.
-        """
+        """Without gradient: int64 [B], completion positions of branching tokens, any order; float32 [B], logprobs in nats."""
         objective = Objective.of(self._settings, batch, rows)
         if self._peers is None:
             return self._evaluate(objective, rows)
@@ -121,7 +109,7 @@ class Updater:
     def compute(
         self, objective: Objective, rows: Sequence[int], taught: Sequence[int]
     ) -> StepFigures | tuple[np.ndarray, np.ndarray]:
-        """This process's part of an update, on some of its rows: see `accumulate` and `evaluate`."""
+        """This process's part of `accumulate` or `evaluate`."""
         return self._evaluate(objective, rows) if objective.advantages is None else self.gradient(objective, rows, taught)
 
     def _evaluate(self, objective: Objective, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -134,8 +122,7 @@ class Updater:
         return _join(parts)
 
     def _cut(self, batch: Batch, all_rows: Sequence[int], rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
-        """Micro-batches of `rows`, and whether they count. Where processes split the base, padding micro-batches that do not
-        count let every process compute equally many; `all_rows` are the rows of all processes."""
+        """Micro-batches, and whether they count: with a split base, padding ones give every process equally many."""
         cut = [(micro, True) for micro in plan(batch, rows, self.tokens)]
         if self._peers is None or not self._splits_base:
             return cut
@@ -150,8 +137,7 @@ class Updater:
         return self.within_memory(lambda: self._forward_and_backward(objective, rows, taught))
 
     def within_memory(self, compute: Callable[[], Result]) -> Result:
-        """Call `compute`; if memory runs out, halve `tokens` and call it again. Raises TrainingError if the smallest
-        micro-batch does not fit into memory."""
+        """On out-of-memory halve `tokens` and retry. Raises TrainingError at the smallest micro-batch."""
         while True:
             try:
                 return compute()
@@ -170,7 +156,7 @@ class Updater:
             logger.warning("out of memory: micro-batches now hold at most %d unique tokens", self.tokens)
 
     def _forward_and_backward(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
-        """Micro-batches of targets come last, so those of rollouts are the same with and without targets."""
+        """Targets come last, so rollout micro-batches are the same with and without them."""
         self.optimiser.zero_grad(set_to_none=True)
         began, distil_targets = time.perf_counter(), objective.distil_targets
         sampled = self._cut(objective.batch, objective.rows, rows)
@@ -200,7 +186,7 @@ class Updater:
         )
 
     def apply(self, figures: StepFigures) -> StepFigures:
-        """Clip the gradient and take the optimiser step if loss and gradient are finite; returns the figures with the norm."""
+        """Clip, and step unless loss or gradient is not finite; returns the figures with the norm."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT_NORM))
         finite = bool(np.isfinite([figures.loss, norm]).all())
         if finite:
@@ -212,8 +198,7 @@ class Updater:
 def _backward(
     parts: Sequence[tuple[MicroBatch, bool]], loss_of: Callable[[MicroBatch, bool], Tensor], seconds: np.ndarray
 ) -> list[float]:
-    """Losses of the micro-batches that count; adds gradients to the parameters, and the seconds of forwards and backwards to
-    `seconds`."""
+    """Losses of the micro-batches that count; adds gradients to the parameters, and times to `seconds`."""
     losses = []
     for micro, counts in parts:
         began = time.perf_counter()
@@ -232,8 +217,7 @@ def _join(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, n
 
 
 def share_rows(batch: Batch | None, shares: int) -> list[list[int]]:
-    """Rows of each update's minibatch: whole advantage groups, or targets, round-robin. A minibatch without a branching token
-    is empty."""
+    """Minibatches of whole advantage groups or targets, round-robin; empty without a branching token."""
     if batch is None:
         return [[] for _ in range(shares)]
     minibatches = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]

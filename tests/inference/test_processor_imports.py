@@ -4,7 +4,7 @@ import subprocess
 import sys
 from base64 import b64encode
 
-from entente.inference.legal_admission import TABLE_KEY
+from entente.inference.legal_admission import SAMPLING_KEY, TABLE_KEY
 from tests.command import ROOT
 from tests.inference.test_sampling import thought
 

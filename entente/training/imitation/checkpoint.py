@@ -1,7 +1,6 @@
 """Checkpoints of imitation: one safetensors file with the whole state after a step.
 
-A file is complete or absent, and holds a hash of its tensors, so training can resume after a kill at any moment. The newest
-two are kept: if one is damaged, the one before it repeats the steps between with the same result.
+A file is complete or absent, and hashed. The newest two are kept: if one is damaged, training repeats the steps since the other.
 """
 
 import json
@@ -29,13 +28,12 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """One point of the learning curve; the last fields as in `HeldOutFigures`."""
+    """The last fields are as in `HeldOutFigures`."""
 
     step: int
     tokens: int
-    """Unique tokens trained on so far."""
     loss: float | None
-    """Mean loss of the steps since the point before, nats; None before the first step."""
+    """Mean since the point before, nats; None before the first step."""
     completion_loss: float
     order_loss: float
     orders_equal: float
@@ -43,13 +41,9 @@ class CurvePoint:
 
 @dataclass(kw_only=True)
 class ImitationState:
-    """What a resumed imitation needs besides tensors. Every step changes it."""
-
     step: int = 0
     tokens: int = 0
-    """Unique tokens trained on so far."""
     losses: list[float] = field(default_factory=list)
-    """Losses of the steps since the last point of the curve."""
     curve: list[CurvePoint] = field(default_factory=list)
 
 
@@ -57,7 +51,7 @@ _STATE, _VALUES = TypeAdapter(ImitationState), TypeAdapter(StateValues)
 
 
 def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch.optim.Optimizer) -> None:
-    """Publish the state in `folder`, then remove all files but the newest two."""
+    """Publish the state, then remove all files but the newest two."""
     tensors, values = pack_state(optimiser, _CPU)
     tensors |= {_MODEL + name: weight.detach().contiguous() for name, weight in model.named_parameters()}
     texts = {"state": json.dumps(asdict(state)), "values": json.dumps(asdict(values))}
@@ -68,8 +62,7 @@ def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch
 
 
 def load_state(folder: Path, model: Any, optimiser: torch.optim.Optimizer) -> ImitationState:
-    """Restore model, optimiser and random generators from the newest intact file, and remove damaged ones; without a file, the
-    state before the first step."""
+    """Restore from the newest intact file, and remove damaged ones; without a file, the state before the first step."""
     for name in reversed(_names(folder)):
         try:
             return _load(folder / name, model, optimiser)

@@ -1,8 +1,7 @@
-"""Examples: a teacher's decisions as tokens, and batches of them for the micro-batch planner.
+"""A teacher's decisions as tokens, in batches for the micro-batch planner.
 
-An example is the policy's prompt and a completion that spells the teacher's orders. Decisions with one legal order set are
-left out, because a policy is never asked for them. Examples are packed like the rows of a GRPO step (`micro_batches.py`): a batch
-marks the tokens to predict with a legal set of two ids.
+An example is the policy's prompt and the teacher's orders. Decisions with one legal order set are left out: a policy never gets
+them. A batch is packed like the rows of a GRPO step, with a legal set of two ids marking the tokens to predict.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +25,10 @@ class Example:
     ids: np.ndarray
     """int32 [prompt + completion]."""
     prompt: int
-    """Tokens of the prompt."""
     orders: int
-    """Tokens of the orders, at the end of the completion; a thought may come before them."""
+    """Tokens of the orders, at the end; a thought may precede them."""
     legal_ids: np.ndarray
-    """int32 [legal_offsets[-1]]: legal ids of the order positions, one position after another; empty without `legal_sets`."""
+    """int32 [legal_offsets[-1]]: concatenated over the order positions; empty without `legal_sets`."""
     legal_offsets: np.ndarray
     """int32 [orders + 1]."""
 
@@ -44,7 +42,7 @@ class Examples:
         self._tables = TableBuilder(codec, memo=1)
 
     def of(self, board: Board, orders: Mapping[str, Sequence[str]], *, legal_sets: bool = False) -> Iterator[Example]:
-        """The examples of one position; raises DataError if an order set is not legal."""
+        """Raises DataError if an order set is not legal."""
         legal = board.legal_orders()
         shared = board_text(board, "", self._prompts) if self._prompts.own_line == "in_place" else None
         for power, own in orders.items():
@@ -72,7 +70,7 @@ class Examples:
 
 
 def predicts_all(examples: Sequence[Example]) -> Batch:
-    """A batch that predicts every token but the first of each example."""
+    """Predicts every token but each example's first."""
     ids = np.concatenate([example.ids for example in examples])
     starts = np.cumsum([0, *(len(example.ids) for example in examples)])
     targets = np.delete(ids, starts[:-1])
@@ -80,8 +78,7 @@ def predicts_all(examples: Sequence[Example]) -> Batch:
 
 
 def predicts_orders(examples: Sequence[Example]) -> tuple[Batch, np.ndarray]:
-    """A batch that predicts the tokens of the orders among their legal ids, and bool [tokens of the orders]: which are forced;
-    their set is their id twice."""
+    """Predicts order tokens among their legal ids; and bool [order tokens]: forced, whose set is their id twice."""
     ids = np.concatenate([example.ids for example in examples])
     starts = np.cumsum([0, *(len(example.ids) for example in examples)])
     prompts = np.array([len(example.ids) - example.orders for example in examples], np.int32)
@@ -93,7 +90,7 @@ def predicts_orders(examples: Sequence[Example]) -> tuple[Batch, np.ndarray]:
 
 
 def _batch(ids: np.ndarray, starts: np.ndarray, prompts: np.ndarray, legal_ids: np.ndarray, legal_offsets: np.ndarray) -> Batch:
-    """Fields that only a policy's rows have are zero."""
+    """Policy-only fields are zero."""
     rows, completions = len(prompts), np.concatenate([[0], np.cumsum(np.diff(starts) - prompts)])
     nothing = np.zeros(rows, np.int32)
     return Batch(

@@ -1,8 +1,7 @@
-"""Makes a base model that imitates a teacher: games, tokenizer, training, and a folder in the layout of `save_pretrained`.
+"""Makes a base model that imitates a teacher: games, tokenizer, training, and a `save_pretrained` folder.
 
-Work in progress is in `.<name>.imitation` beside the models: settings, tokenizer, checkpoints. The finished folder is published
-whole under its name. A step depends only on the settings, its number and the state before it, so an imitation that was killed and
-resumed gives the same bytes.
+Work in progress is in `.<name>.imitation` beside the models. A step depends only on settings, step number and the state before
+it, so a killed and resumed imitation gives the same bytes.
 """
 
 import json
@@ -38,18 +37,17 @@ from entente.training.small_model import new_model, save_tokenizer, wanted_centr
 from storage.files import file_lock, publish_directory
 
 _TOKENIZER_POSITIONS = 1500
-"""Positions that the tokenizer is trained on: about fifty games, which have every word many times."""
+"""Positions to train the tokenizer on: about fifty games, which have every word many times."""
 _HELD_OUT_EXAMPLES = 512
-"""Held-out decisions per measurement: about 2,000 orders, so shares are accurate to 2 points."""
+"""Decisions per measurement: about 2,000 orders, so shares are accurate to 2 points."""
 _MAX_GRADIENT_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 
 
 def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
-    """Train from the newest checkpoint in `work`, or from the start, and publish the model; returns its folder.
+    """Train from the newest checkpoint and publish the model.
 
-    Raises InputError if another process uses the folder or there are too few games, and DataError if a shard of games is damaged.
-    """
+    Raises InputError if the folder is in use or games are too few, DataError if a shard is damaged."""
     with file_lock(work.root / ".lock") as mine:
         if not mine:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
@@ -65,7 +63,7 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
 
 
 def prepare(folder: Path, settings: ImitationSettings, positions: Positions) -> None:
-    """Write tokenizer and config into `folder`; the config last, so that its presence shows that both are complete."""
+    """The config is written last: its presence shows that both are complete."""
     reporter().stage("tokenizer", 0, 1)
     save_tokenizer(_texts(settings, positions), settings.vocabulary, folder)
     _network(folder, settings).config.save_pretrained(folder)
@@ -158,7 +156,7 @@ def curve_line(point: CurvePoint, steps: int) -> str:
 
 
 def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> None:
-    """Write weights and recipe into `folder`; the recipe last."""
+    """The recipe is written last."""
     disable_progress_bar()  # the reporter shows the progress
     trained.model.save_pretrained(folder)
     usual_mode(folder / WEIGHTS)

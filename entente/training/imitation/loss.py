@@ -1,10 +1,9 @@
-"""The loss of imitation, and its figures on held-out games.
+"""The loss of imitation, and its metrics on held-out games.
 
     loss = sum_d sum_t w_t CE_t / sum_d sum_t w_t     w_t = 1 for a completion token, prompt_weight for a prompt token
 
-over the decisions d and their tokens t after the first. CE_t is the cross-entropy over the whole vocabulary, nats, so that legal
-tokens get probability mass. Decisions share the forward of their common prefix, but a shared prompt token counts once per
-decision, so packing does not change the loss.
+over decisions d and their tokens t after the first. CE_t is over the whole vocabulary, so that legal tokens get mass. Forwards
+share prefixes, but a shared prompt token counts once per decision, so packing does not change the loss.
 """
 
 from collections.abc import Sequence
@@ -23,15 +22,15 @@ from entente.training.settings import CPU_TOKENS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutFigures:
     completion_loss: float
-    """Cross-entropy over the whole vocabulary, nats per completion token."""
+    """Over the whole vocabulary, nats per completion token."""
     order_loss: float
-    """Cross-entropy over the legal set, nats per order token."""
+    """Over the legal set, nats per order token."""
     orders_equal: float
-    """Share of orders whose tokens are all the likeliest legal ones after the teacher's earlier orders."""
+    """Share of orders that greedy decoding gets right after the teacher's earlier orders."""
 
 
 def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> tuple[float, int]:
-    """Add the loss's gradient to the model's; returns the loss, and the unique tokens computed."""
+    """Add the loss's gradient; returns the loss, and the unique tokens computed."""
     weights = np.concatenate([np.where(np.arange(1, len(each.ids)) < each.prompt, prompt_weight, 1.0) for each in examples])
     total, tokens, weights = 0.0, 0, weights / weights.sum()
     for micro in plan(predicts_all(examples), range(len(examples)), CPU_TOKENS):
@@ -43,7 +42,7 @@ def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> t
 
 
 def _weighted_sum(model: Any, states: torch.Tensor, micro: MicroBatch, weights: np.ndarray) -> torch.Tensor:
-    """Sum of weighted cross-entropies over a micro-batch's tokens; `states`: [H, width], `weights`: float64 [B]."""
+    """Sum of weighted cross-entropies; `states`: [H, width], `weights`: float64 [B]."""
     vocabulary = model.config.vocab_size
     # Decisions with an equal prefix predict the same token from the same hidden state: one term.
     terms, place = np.unique(micro.token_hidden * vocabulary + micro.legal_ids[:, 0], return_inverse=True)
@@ -55,7 +54,7 @@ def _weighted_sum(model: Any, states: torch.Tensor, micro: MicroBatch, weights: 
 
 @torch.no_grad()
 def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutFigures:
-    """Figures of examples that have legal sets; `separator`: id of the token between two orders."""
+    """`examples` have legal sets; `separator`: id of the token between two orders."""
     batch, forced = predicts_orders(examples)
     losses, legal_losses, equal = (np.zeros(len(forced)) for _ in range(3))
     for micro in plan(batch, range(len(examples)), CPU_TOKENS):
@@ -76,7 +75,7 @@ def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutF
 
 
 def _order_numbers(examples: Sequence[Example], separator: int) -> np.ndarray:
-    """The order that each token belongs to, with the separator or end after it, numbered over all examples."""
+    """Each token's order over all examples, the separator or end after it included."""
     ends = [each.ids[-each.orders :] == separator for each in examples]
     for each in ends:
         each[-1] = True

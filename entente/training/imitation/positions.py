@@ -1,7 +1,7 @@
-"""The positions of a teacher's games: which train, which are held out, and which belong to a step.
+"""The positions of a teacher's games: training, held out, and those of a step.
 
-Shards are memory-mapped, so thousands of games take little memory. Whole games are held out, because positions of one game are
-alike. The positions of a step depend on seed and step alone: each epoch is a permutation of all positions.
+Shards are memory-mapped. Whole games are held out, because positions of one game are alike. A step's positions depend only on
+seed and step: each epoch is a permutation.
 """
 
 import json
@@ -19,24 +19,16 @@ from storage.arrow_files import PHASE_SCHEMA, map_arrow
 from storage.files import names_in
 
 HELD_OUT_EVERY = 20
-"""Games per held-out game, starting with the first, so that more games do not move a game to the other part."""
+"""One game in this many, from the first on, so that more games do not move a game to the other part."""
 
 
 class Positions:
-    """Positions by number, over all shards of a folder.
-
-    Attributes:
-        training: int64 [positions]: numbers of the training positions.
-        held_out: int64 [positions]: those of the held-out games.
-    """
+    """Positions by number, over all shards; `training` and `held_out` are int64 [positions]."""
 
     def __init__(self, folder: Path, games: int | None = None) -> None:
         """Map and verify the shards, up to the first `games` games.
 
-        Raises:
-            DataError: a shard is missing or damaged.
-            InputError: there is no position to train on, or none to hold out.
-        """
+        Raises DataError if one is missing or damaged, and InputError if there is nothing to train on or to hold out."""
         names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
         self._tables: list[pa.Table] = [map_arrow(folder / name, PHASE_SCHEMA).table for name in names]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
@@ -49,7 +41,7 @@ class Positions:
         self._epoch = lru_cache(maxsize=2)(self._permuted)
 
     def board(self, number: int) -> tuple[Board, dict[str, list[str]]]:
-        """The board, and the teacher's orders for some or all of its powers."""
+        """With the teacher's orders for some or all powers."""
         shard = int(np.searchsorted(self._starts, number, side="right")) - 1
         table, row = self._tables[shard], int(number - self._starts[shard])
         position, phase = table["position"][row].as_py(), table["phase"][row].as_py()
@@ -61,7 +53,7 @@ class Positions:
         return [int(self._epoch(seed, at // size)[at % size]) for at in range(step * count, (step + 1) * count)]
 
     def spread(self, held_out: bool) -> Iterator[int]:
-        """Training or held-out positions in an order in which any first ones are a fair sample."""
+        """In an order in which any first ones are a fair sample."""
         numbers = self.held_out if held_out else self.training
         yield from np.random.default_rng(0).permutation(numbers).tolist()
 

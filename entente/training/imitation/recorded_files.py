@@ -1,7 +1,6 @@
-"""Reads files of recorded games, one JSON value after the other: one per line, pretty-printed over many lines, or in one list.
+"""Reads recorded games as JSON values: one per line, pretty-printed, or in one list.
 
-Files are read in pieces, so an archive may be larger than memory. After invalid JSON, reading continues at the next line that
-starts with a brace. This module does not know what a game is.
+Read in pieces, so an archive may exceed memory. After invalid JSON, reading continues at the next line that starts with a brace.
 """
 
 import json
@@ -16,19 +15,17 @@ from entente.telemetry.errors import InputError
 from entente.telemetry.read_file import open_regular
 
 _PIECE = 1 << 20
-"""Characters read at a time: several games of the usual size."""
 _LONGEST = 1 << 26
-"""Characters of the longest game; one of a hundred years without press has about a million."""
+"""Characters of the longest game; a hundred years without press are about a million."""
 _LONGEST_WORD = 16
 """Characters before the end of a text in which a truncated word may start."""
 _BETWEEN = ",] \t\r\n"
-"""Characters allowed between games and after the last one."""
 _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-"""First bytes of gzip, zip, bzip2, xz and zstandard."""
+"""Magic bytes of gzip, zip, bzip2, xz and zstandard."""
 
 
 def content_hash(files: Sequence[Path]) -> tuple[str, int]:
-    """A hash of the content of all files, and their bytes; raises InputError if one cannot be read."""
+    """(hash over all files, their bytes); raises InputError if one cannot be read."""
     digest, size = sha256(), 0
     for file in files:
         with _open(file) as stream:
@@ -39,9 +36,8 @@ def content_hash(files: Sequence[Path]) -> tuple[str, int]:
 
 
 def read_values(files: Sequence[Path], on_bytes: Callable[[int], None]) -> Iterator[tuple[str, Any]]:
-    """The JSON values in the files, each with the name of its place; a `ValueError` in place of invalid JSON. `on_bytes`:
-    called after each value with the bytes read so far, over all files. Raises InputError if a file cannot be read, or is
-    compressed."""
+    """(place, value), a `ValueError` for invalid JSON. `on_bytes`: gets the bytes read so far, over all files. Raises InputError
+    if a file is unreadable or compressed."""
     before = 0
     for file in files:
         with _open(file) as stream:
@@ -65,7 +61,7 @@ def _open(file: Path) -> BufferedReader:
 
 
 def _values(stream: TextIOWrapper) -> Iterator[tuple[int, Any]]:
-    """The values of a text with the line in which each starts. A list around all of them is unpacked."""
+    """(line, value). Unpacks a list around all of them."""
     decoder, line = json.JSONDecoder(), 1
     text = stream.read(_PIECE)
     if text.lstrip().startswith("["):
@@ -89,7 +85,7 @@ def _values(stream: TextIOWrapper) -> Iterator[tuple[int, Any]]:
 
 
 def _is_cut(error: Exception, text: str) -> bool:
-    """Whether the value is only truncated by the end of the text."""
+    """Whether the text ends within the value."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     return error.msg.startswith("Unterminated string") or error.pos > len(text) - _LONGEST_WORD
@@ -104,7 +100,7 @@ def _what_is_wrong(error: Exception, line: int, text: str) -> str:
 
 
 def _next_line(stream: TextIOWrapper, line: int, text: str) -> tuple[int, str]:
-    """Number of the next line that starts with a brace, and the text read from there on; empty at the end of the file."""
+    """(number, text) of the next line that starts with a brace; no text at the end of the file."""
     while (at := text.find("\n{")) < 0:
         end = len(text) - text.endswith("\n")
         if not (more := stream.read(_PIECE)):

@@ -1,10 +1,8 @@
 """Games of a teacher, played once and kept as `PlayedPhase` rows in Arrow shards.
 
-`_teacher_games/<name>/000008.arrow` holds the games from game 8 on. The folder is named after everything that shapes the
-games, so models with equal teachers share it, and a game's seed depends on its number alone: after a kill only missing shards are
-played. A teacher is anything that yields boards with orders (`TeacherGame`). Every order set is checked before its shard is
-published. The caller passes the search for teachers that search. This module trains nothing and does not import torch, because it
-also runs in worker processes that only play.
+`_teacher_games/<name>/000008.arrow` starts at game 8; the folder is named by everything that shapes the games, so models share
+it, and a game's seed depends on its number alone: a kill loses one shard. A shard's order sets are checked before it is
+published. Does not import torch, because worker processes that only play import this module.
 """
 
 import json
@@ -31,30 +29,28 @@ from storage.arrow_files import to_table, write_arrow
 from storage.files import publish_directory
 
 TEACHER_FOLDER = "_teacher_games"
-"""Folder of the teachers' games, beside the runs."""
 GAMES_A_SHARD = 8
-"""Games per shard: a few seconds of work, which a kill loses. With a teacher that searches, a shard has one game."""
+"""A few seconds of work, which a kill loses. One game per shard if the teacher searches."""
 MOST_REFUSED = 0.1
 """Largest share of rejected games. Archives hold a few odd games in a thousand; more means the wrong archive."""
 _TWICE = "it occurs twice"
 _RECIPE_VERSION = 3
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
-"""The board before each phase, and the teacher's orders. The board advances between two items."""
+"""The board before each phase, and the orders. The board advances between two items."""
 OnProgress = Callable[[str, int, int], None]
-"""Called with the stage, games done and total games."""
 
 
 class Search(Protocol):
-    """Makes scripted players search. Its `repr` names everything that shapes the orders; worker processes get a copy of it."""
+    """Its `repr` names everything that shapes the orders; worker processes get a copy."""
 
     def __call__(self, name: str, board: Board, power: str, rng_name: str) -> Sequence[str]:
-        """Orders of the scripted player `name` for `power` after a search whose seed derives from `rng_name`."""
+        """The seed of the search derives from `dice`."""
         ...
 
 
 def scripted_game(number: int, settings: ImitationSettings, search: Search | None = None) -> TeacherGame:
-    """A game between scripted players, up to the last year; `search` gives the orders of those that search."""
+    """Up to the last year; `search` gives the orders of those that search."""
     rng_name = f"teacher game {number} of seed {settings.seed}"
     rng = random.Random(rng_name)
     names = {power: rng.choice(settings.teachers) for power in POWERS}
@@ -71,8 +67,7 @@ def scripted_game(number: int, settings: ImitationSettings, search: Search | Non
 
 
 def phases_of(number: int, game: TeacherGame, teacher: str) -> list[PlayedPhase]:
-    """The rows of a game, without the results of the orders; `teacher` names the teacher in messages. Raises InputError if an
-    order set is not legal."""
+    """The rows of a game, without order results. Raises InputError if an order set is not legal."""
     rows = []
     for phase_index, (board, orders) in enumerate(game):
         legal = board.legal_orders()
@@ -99,8 +94,7 @@ def phases_of(number: int, game: TeacherGame, teacher: str) -> list[PlayedPhase]
 
 
 def make_games(root: Path, settings: ImitationSettings, processes: int, report: OnProgress, search: Search | None = None) -> Path:
-    """The folder under `root` with the games of `settings`, after playing missing ones or reading the recorded files. Raises
-    InputError if a teacher ordered illegally, or a recorded file cannot be used; nothing of it is kept."""
+    """Play missing games, or import recorded ones. Raises InputError for an illegal order or unusable file."""
     if settings.recorded:
         return _import_games(root, settings, report)
     search = search if settings.searches else None
@@ -122,7 +116,6 @@ def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | N
 
 
 def _missing_shards(root: Path, settings: ImitationSettings, search: Search | None) -> list[int]:
-    """First game of each unpublished shard."""
     folder, size = _scripted_folder(root, settings, search), _shard_size(settings)
     return [first for first in range(0, settings.games, size) if not _shard_path(folder, first).exists()]
 
@@ -134,7 +127,6 @@ def _shard_path(folder: Path, first: int) -> Path:
 def _play_missing(
     folder: Path, firsts: Sequence[int], settings: ImitationSettings, processes: int, search: Search | None
 ) -> Iterator[int]:
-    """Yields the number of shards done."""
     if len(firsts) <= 1 or processes == 1:
         for done, first in enumerate(firsts, start=1):
             _play_shard(folder, first, settings, search)
@@ -159,7 +151,7 @@ def _publish(folder: Path, first: int, games: Iterable[list[PlayedPhase]], teach
 
 
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
-    """Read recorded games into a folder named by their content; skip those that cannot be read, and report why."""
+    """The folder is named by the files' content. Unreadable games are skipped and reported."""
     digest, size = content_hash(settings.recorded)
     folder = root / f"recorded-{sha256(f'{_RECIPE_VERSION} {digest}'.encode()).hexdigest()[:12]}"
     if folder.is_dir():
@@ -182,10 +174,9 @@ def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -
 
 
 def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[str]]) -> Iterator[list[PlayedPhase]]:
-    """The rows of each game. `refused` collects a sentence per rejected game under its reason.
+    """The rows of each game; `refused` collects rejected games by reason.
 
-    A game that occurs twice is read once: otherwise it could be both in the training and the held-out part.
-    """
+    A duplicate is read once: otherwise it could be in both the training and the held-out part."""
     seen: dict[bytes, str] = {}
     for where, saved in values:
         try:
@@ -205,7 +196,7 @@ def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[s
 
 
 def _show_refused(games: int, refused: Mapping[str, Sequence[str]]) -> None:
-    """Report how many games were read, and how many were rejected for which reason; raises an error for too many or too few."""
+    """Raises an error if too many were rejected, or too few are left."""
     reasons = sorted(refused, key=lambda reason: (reason == _TWICE, -len(refused[reason])))
     count = sum(len(sentences) for reason, sentences in refused.items() if reason != _TWICE)
     if refused:

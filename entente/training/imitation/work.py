@@ -1,4 +1,4 @@
-"""The folder in which a base model is made, and the settings stored there. This module does not import torch."""
+"""The folder in which a base model is made, and its settings. Does not import torch."""
 
 import shutil
 from dataclasses import dataclass
@@ -19,18 +19,17 @@ _LARGEST = 1 << 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFolder:
     root: Path
-    """Work in progress, beside the models; removed when the model is published."""
     final: Path
 
 
 def work_folder(models: Path, name: str) -> WorkFolder:
-    """The folders of the model `name`; raises InputError if the name is not allowed."""
+    """Raises InputError if the name is not allowed."""
     check_name(name, "The model")
     return WorkFolder(root=models / f".{name}.imitation", final=models / name)
 
 
 def begin(work: WorkFolder, settings: ImitationSettings, games: Path) -> None:
-    """Write the settings of a new model, and the name of the folder of its teacher's games; raises InputError as `check_new`."""
+    """Write the settings, and the name of the games' folder; raises InputError as `check_new`."""
     check_new(work)
     shutil.rmtree(work.root, ignore_errors=True)  # a removal that was killed may leave files; without settings they do not count
     make_directory(work.root)
@@ -51,7 +50,7 @@ def is_begun(work: WorkFolder) -> bool:
 
 
 def begun_settings(work: WorkFolder) -> ImitationSettings:
-    """Settings of an unfinished model; raises InputError if there is none, or if another release wrote them."""
+    """Raises InputError if there is no unfinished model, or another release began it."""
     file = work.root / _SETTINGS
     if not file.is_file():
         done = f", and '{work.final}' is finished" if work.final.exists() else ""
@@ -65,7 +64,7 @@ def begun_settings(work: WorkFolder) -> ImitationSettings:
 
 
 def begun_games(work: WorkFolder, teachers: Path) -> Path:
-    """The folder below `teachers` with the games that the model started with: recorded files may have changed since."""
+    """The games that the model started with: recorded files may have changed since."""
     folder = teachers / read_text(work.root / _GAMES, at_most=_LARGEST, what="file")
     if not folder.is_dir():
         raise InputError(f"the games of model '{work.final.name}' are missing from '{folder}': restore them, or start again")
