@@ -1,8 +1,7 @@
 """Draws the opening orders of each power from the model beside this file: `python legal_orders.py`.
 
-The policy was trained under the legal mask: each token is drawn among those that continue a legal order set of the power. Without
-the mask the model writes orders that are not legal. This takes transformers, peft and Entente, whose package writes prompts and
-knows legal orders. Entente itself plays with its engines, not with this program; `entente export` copies it.
+The policy was trained under the legal mask; without it the model writes illegal orders. Takes transformers, peft and Entente,
+whose package writes prompts and knows legal orders. `entente export` copies this program; Entente itself plays with its engines.
 """
 
 import json
@@ -27,10 +26,7 @@ from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, board_text, power_
 
 
 class LegalPlayer:
-    """A model under the legal mask."""
-
     def __init__(self, folder: Path) -> None:
-        """Load the adapter in `folder` on its base model, or the merged weights there."""
         config = folder / "adapter_config.json"
         base = folder
         if config.is_file():
@@ -63,7 +59,6 @@ class LegalPlayer:
 
 
 def main() -> None:
-    """Print orders for spring 1901."""
     player, rng = LegalPlayer(Path(__file__).resolve().parent), np.random.default_rng(0)
     for power in POWERS:
         orders, logprob = player.sample(Board.start(), power, rng)

@@ -26,7 +26,7 @@ known = set(sys.modules)
 from entente.inference import legal_processor
 legal_processor.LegalOrderProcessor.validate_params(Parameters())
 rows = legal_processor.LegalRows(1, "cpu")
-rows.add(0, legal_processor.admitted_table(Parameters(), 6), [], 0, legal_processor.draw_of(Parameters()))
+rows.add(0, legal_processor.admitted_table(Parameters(), 6), [], 0, legal_processor.sampling_of(Parameters()))
 assert torch.isfinite(rows.apply(torch.zeros(1, 6))).sum() == 1
 print(*sorted(name for name in set(sys.modules) - known if name.partition(".")[0] not in sys.stdlib_module_names))
 """

@@ -29,8 +29,8 @@ from tests.reports.conftest import Page
 STEPS = 4
 
 
-def ledger_rows(step: int, seed: int = 0, groups: int = 2) -> pa.Table:
-    rng = random.Random(f"{step}/{seed}")
+def ledger_rows(step: int, noise: int = 0, groups: int = 2) -> pa.Table:
+    rng = random.Random(f"{step}/{noise}")
     made = [(group, fork) for group in range(groups) for fork in range(3)]
     columns: dict[str, list[Any]] = {
         "shard": ["local/000000.arrow"] * len(made),
@@ -54,12 +54,12 @@ def ledger_rows(step: int, seed: int = 0, groups: int = 2) -> pa.Table:
 def make(tmp_path: Path) -> Callable[..., RunPaths]:
     """A run of recorded steps without rows: `make("a", training={...})`."""
 
-    def run(name: str, count: int = STEPS, seed: int = 0, **settings: Any) -> RunPaths:
+    def run(name: str, count: int = STEPS, noise: int = 0, **settings: Any) -> RunPaths:
         paths = RunPaths(tmp_path / "runs" / name).create()
         paths.settings.write_text(RunSettings(run=name, **settings).model_dump_json())
         paths.environment.write_text(json.dumps({"torch": "2.9", "cpu_cores": "2"}))
         for step in range(1, count + 1):
-            write_ledger(paths, step, ledger_rows(step, seed), {"settings_hash": "s", "selection": "{}"})
+            write_ledger(paths, step, ledger_rows(step, noise), {"settings_hash": "s", "selection": "{}"})
         lines = [{"step": step, "time/step_s": 2.0, "train/reward": 0.1 * step} for step in range(1, count + 1)]
         paths.metrics.write_text("\n".join(map(json.dumps, lines)))
         return paths

@@ -23,11 +23,11 @@ def sampled_tokens(draw: st.DrawFn, anchored: bool) -> list[Token]:
     for decision in range(draw(st.integers(1, 5))):
         advantage = draw(st.sampled_from([-3.0, -0.7, 0.4, 2.5]))
         for _ in range(draw(st.integers(1, 5))):
-            now, drawn = draw(st.floats(-7, -0.01)), draw(st.floats(-7, -0.01))
+            now, sampled = draw(st.floats(-7, -0.01)), draw(st.floats(-7, -0.01))
             near = draw(st.booleans())  # so that whole decisions stay within the bounds, too
-            drawn = min(now + (drawn + 3.5) / 20, -0.001) if near else drawn
+            sampled = min(now + (sampled + 3.5) / 20, -0.001) if near else sampled
             against = draw(st.floats(-7, -0.01)) if anchored else None
-            tokens.append(Token(now=now, drawn=drawn, advantage=advantage, decision=decision, against=against))
+            tokens.append(Token(now=now, sampled=sampled, advantage=advantage, decision=decision, against=against))
     assume(not any(near_an_edge(tokens, at) for at in range(len(tokens))))
     return draw(st.permutations(tokens))
 
@@ -35,7 +35,7 @@ def sampled_tokens(draw: st.DrawFn, anchored: bool) -> list[Token]:
 def near_an_edge(tokens: list[Token], at: int) -> bool:
     token = tokens[at]
     mine = [other for other in tokens if other.decision == token.decision]
-    ratios = [math.exp(token.now - token.drawn), math.exp(token.now - token.anchor)]
+    ratios = [math.exp(token.now - token.sampled), math.exp(token.now - token.anchor)]
     ratios.append(math.exp(sum(other.now - other.anchor for other in mine) / len(mine)))
     moved = abs(math.exp(token.now) - math.exp(token.anchor))
     return any(abs(ratio / edge - 1) < 1e-3 for ratio in ratios for edge in EDGES) or abs(moved - 0.2) < 1e-3
@@ -48,7 +48,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
     anchored = tokens[0].against is not None
     given = SampledTokens(
         logprobs=logprobs,
-        behaviour=torch.tensor([token.drawn for token in tokens], dtype=dtype),
+        behaviour=torch.tensor([token.sampled for token in tokens], dtype=dtype),
         advantages=torch.tensor([token.advantage for token in tokens], dtype=dtype),
         decisions=torch.tensor([7 * token.decision + 3 for token in tokens]),
         anchor=torch.tensor([token.anchor for token in tokens], dtype=dtype) if anchored else None,
