@@ -11,6 +11,7 @@ from torch import Tensor
 
 from entente.training.micro_batches import plan
 from entente.training.policy import Policy
+from entente.training.thought_logprobs import head_logits
 from storage.gather import Batch
 
 TOLERANCES = {
@@ -60,7 +61,7 @@ def padded_logprobs(policy: Policy, batch: Batch, rows: Sequence[int]) -> Iterat
         index, number, position, legal = zip(*tokens, strict=True)
         with torch.autocast(policy.device.type, torch.bfloat16, enabled=causal.lm_head.weight.dtype == torch.bfloat16):
             states = causal.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            logits = causal.lm_head(states[number, np.array(position) - 1]).float()
+        logits = head_logits(states[number, np.array(position) - 1], causal.lm_head.weight, causal.lm_head.bias)
         heat = torch.from_numpy(batch.temperatures[[some[each] for each in number]]).to(policy.device)
         sets = torch.zeros_like(logits, dtype=torch.bool)
         for token, allowed in enumerate(legal):

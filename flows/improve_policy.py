@@ -118,7 +118,7 @@ async def _improve_once(
     labelled = time.monotonic()
     reporter().say(f"round {number}: {distil_targets} distillation targets for {student}")
     if await has_fresh_rows(resources):
-        await check_mismatch(quoted(resources))
+        await check_mismatch(quoted(resources), begins=True)
     newest, metrics = await _learn(resources, improve, log, point, number, student)
     learned = time.monotonic()
     point |= await score_version(resources, settings, newest.version)

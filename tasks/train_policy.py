@@ -1,8 +1,8 @@
 """The tasks of the training loop: roll out, compare trainer and engine, train a step.
 
 Before its first step a run refuses to train unless trainer and engine compute the same probabilities for rows of the version
-that both have loaded. Without a buffer every later step measures the mismatch on its own rows; with one, every
-`COMPARE_EVERY`-th.
+that both have loaded. Later a mismatch raises an alert. Without a buffer every later step measures the mismatch on its own rows;
+with one, every `COMPARE_EVERY`-th.
 """
 
 import asyncio
@@ -68,8 +68,8 @@ async def roll_out_probe(resources: OpenRun, version: int) -> None:
 
 
 async def check_agreement(resources: OpenRun, queue: RolloutQueue, settings: RunSettings, step: int) -> dict[str, float]:
-    """Compare trainer and engine before `step` if due; returns the mismatch as metrics, or none. Raises TrainingError beyond
-    the limit of the settings."""
+    """Compare trainer and engine before `step` if due; returns the mismatch as metrics, or none. Raises TrainingError if the
+    run begins and the mismatch is above the limit."""
     begins = step == resources.resume_point.step_done + 1
     if not begins and not (settings.pipeline.buffer_depth and step % COMPARE_EVERY == 0):
         return {}
@@ -80,7 +80,7 @@ async def check_agreement(resources: OpenRun, queue: RolloutQueue, settings: Run
         await queue.all_played()
     if not await has_fresh_rows(resources):
         await roll_out_probe(quoted(resources), step - 1)
-    return await check_mismatch(quoted(resources))
+    return await check_mismatch(quoted(resources), begins)
 
 
 async def has_fresh_rows(resources: OpenRun) -> bool:
@@ -89,14 +89,14 @@ async def has_fresh_rows(resources: OpenRun) -> bool:
 
 
 @task(name="check-mismatch", persist_result=False, retries=0)
-async def check_mismatch(resources: OpenRun) -> dict[str, float]:
+async def check_mismatch(resources: OpenRun, begins: bool) -> dict[str, float]:
     """Compare the log-probabilities of trainer and engine on fresh rows. Returns the mismatch as metrics.
 
     Raises:
-        TrainingError: they differ by more than the settings allow.
+        TrainingError: the run `begins`, and they differ by more than the limit.
     """
     with resources.spans.span("train"):
-        return await asyncio.to_thread(resources.trainer.measure_mismatch)
+        return await asyncio.to_thread(resources.trainer.measure_mismatch, begins)
 
 
 @task(

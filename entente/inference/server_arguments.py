@@ -49,6 +49,8 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--max-loras": settings.adapter_slots,
         "--max-cpu-loras": settings.adapter_slots,
         "--max-lora-rank": slot_rank(settings.adapter_rank),
+        # The trainer's head computes in float32 as well: 16-bit logits of 16 to 32 are multiples of 0.125.
+        **({} if settings.dtype == "float32" else {"--hf-overrides": '{"head_dtype":"float32"}'}),
     }
     flags = (
         "--skip-tokenizer-init",
@@ -79,7 +81,8 @@ def server_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if cards := engine_cards(settings):
-        return variables | {VARIABLE: ",".join(card.uuid for card in cards)}
+        # Else the server inherits the flow's number of threads, and vLLM does not choose its own.
+        return variables | {VARIABLE: ",".join(card.uuid for card in cards), "OMP_NUM_THREADS": "1"}
     variables |= {
         "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
         # Else vLLM binds its threads to the first cores, which a trainer or a second server may use too.

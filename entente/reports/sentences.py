@@ -13,7 +13,7 @@ from entente.reports.compared import Compared, Paired
 from entente.reports.read_run import RecordedRun
 from entente.reports.run_facts import RunFacts
 from entente.reports.write_page import root_flag
-from entente.training.settings import MISMATCH_MAX, MISMATCH_MEAN_BF16, MISMATCH_P99_BF16
+from entente.telemetry.alerts import MISMATCH_MAX, MISMATCH_MEAN
 
 HEADLINE = "trained"
 """Label of the score that decides which run is stronger."""
@@ -105,8 +105,7 @@ def mismatch(facts: RecordedRun) -> str:
     if figures.get("mismatch/rounded"):
         return (
             f"At the start trainer and engine differed by {_small(figures['mismatch/mean'])} nats in the mean (limit "
-            f"{MISMATCH_MEAN_BF16:g}) and {_small(figures['mismatch/p99'])} at the 99th percentile (limit "
-            f"{MISMATCH_P99_BF16:g}), {over}."
+            f"{MISMATCH_MEAN:g}) and {_small(figures['mismatch/p99'])} at the 99th percentile, {over}."
         )
     limit = f"the limit is {_small(MISMATCH_MAX)}"
     return f"At the start trainer and engine differed by at most {_small(figures['mismatch/largest'])} nats {over}; {limit}."

@@ -13,7 +13,13 @@ Figures = Mapping[str, float]
 LAG_AT_CAP_STEPS = 5
 """Steps in a row with the median policy lag at the staleness budget."""
 MISMATCH_MEAN = 0.05
-"""Largest plausible mean |log ratio| at lag 0, nats. Above it, mask, temperature, ids or weights of trainer and engine differ."""
+"""Largest plausible mean |log ratio| at lag 0, nats: a correct pair has 0.01 to 0.02 where one side computes in 16 bits. Above
+it, mask, temperature, ids or weights of trainer and engine differ."""
+MISMATCH_MAX = 1e-4
+"""Largest plausible |log ratio| at lag 0 where both sides compute in 32 bits or more, nats."""
+MISMATCH_P99 = 0.3
+"""99th percentile of |log ratio| at lag 0 that deserves a look, nats. Of 500 tokens it is the fifth largest: noise, so it stops
+nothing."""
 MISMATCH_TIMES = 10.0
 """Multiple of the run's median of the mismatch's 99th percentile at lag 0."""
 NO_SPREAD_SHARE = 0.9
@@ -114,12 +120,22 @@ class Watch:
         return f"for {steps} steps half the rows were {self._max_lag} versions old, the limit of the staleness budget"
 
     def _mismatch(self) -> str | None:
-        mean = self._last("train/log_ratio_lag0_mean")
-        if mean is not None and not mean <= MISMATCH_MEAN:
+        means = [mean for name in ("mismatch/mean", "train/log_ratio_lag0_mean") if (mean := self._last(name)) is not None]
+        mean = max(means, default=0.0)
+        if not all(each <= MISMATCH_MEAN for each in means):
             return (
                 f"trainer and engine differ by {mean:.2g} nats on average at lag 0, more than {MISMATCH_MEAN:g}: look for a "
                 "mask, a temperature, token ids or an adapter that only one of them has"
             )
+        largest = self._last("mismatch/largest")
+        if self._last("mismatch/rounded") == 0 and largest is not None and not largest <= MISMATCH_MAX:
+            return (
+                f"trainer and engine, both in 32 bits, differ by {largest:.2g} nats on a token, more than "
+                f"{MISMATCH_MAX:g}: one of them computes wrongly, or the engine serves another version"
+            )
+        p99 = self._last("mismatch/p99")
+        if p99 is not None and not p99 <= MISMATCH_P99:
+            return f"trainer and engine differ by {p99:.2g} nats (99th percentile at lag 0), more than {MISMATCH_P99:g}"
         values = self._values("train/log_ratio_lag0_p99")
         now = self._last("train/log_ratio_lag0_p99")
         if now is None or len(values) < 6:

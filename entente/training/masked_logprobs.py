@@ -22,7 +22,7 @@ from torch import Tensor
 
 from entente.training.micro_batches import MicroBatch, probed
 from entente.training.packed_attention import RangeAttention, packed_attention_arguments
-from entente.training.thought_logprobs import chunk_rows, thought_figures
+from entente.training.thought_logprobs import chunk_rows, head_logits, thought_figures
 
 TokenFigures = dict[str, Tensor]
 """Per branching token, float32 [branching tokens]:
@@ -138,7 +138,7 @@ def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Te
     device = hidden.device
     ids = to_device(micro.head_ids, device)
     bias = None if head.bias is None else head.bias.index_select(0, ids)
-    logits = torch.nn.functional.linear(hidden, head.weight.index_select(0, ids), bias).float()
+    logits = head_logits(hidden, head.weight.index_select(0, ids), bias)
     at = to_device(micro.token_hidden[~micro.in_thought], device)[:, None] * len(ids) + to_device(micro.legal_columns, device)
     return logits.flatten().index_select(0, at.flatten()).view(at.shape)
 
@@ -157,7 +157,7 @@ def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> 
     temperature = to_device(micro.temperature[orders[probes]], hidden.device)[:, None]
     rows = chunk_rows(head)
     chunks = zip(hidden[at].split(rows), temperature.split(rows), strict=True)
-    total = torch.cat([torch.logsumexp(head(states).float() / heat, dim=1) for states, heat in chunks])
+    total = torch.cat([torch.logsumexp(head_logits(states, head.weight, head.bias) / heat, dim=1) for states, heat in chunks])
     mass = torch.exp(torch.logsumexp(legal[index], dim=1) - total)
     return torch.full_like(legal[:, 0], float("nan")).index_copy(0, index, mass)
 

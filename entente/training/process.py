@@ -154,6 +154,8 @@ class TrainerProcess:
         }
         if self._several and "PET_NNODES" not in os.environ:
             environment.setdefault("GLOO_SOCKET_IFNAME", _loopback())  # else gloo resolves the machine's name and listens there
+        # Each micro-batch has another shape, and fixed segments would fragment the card's memory.
+        environment.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         if cards:
             environment[VARIABLE] = ",".join(card.uuid for card in cards)
         if card_share:
@@ -201,7 +203,7 @@ class TrainerProcess:
     def retire(self, settings: RetentionSettings) -> int: ...
 
     @_operation
-    def measure_mismatch(self) -> dict[str, float]: ...
+    def measure_mismatch(self, begins: bool) -> dict[str, float]: ...
 
     @_operation
     def distil_targets_left(self, query: DistilQuery) -> int: ...

@@ -21,10 +21,6 @@ LOSSES = {"cispo": False, "clipped": False, "dppo": False, "gspo": True, "sequen
 MAX_GRADIENT_NORM = 1.0
 """Norm to which gradients are clipped: the usual guard against a rare large step. Adam normalises its steps, so the value matters
 little."""
-MISMATCH_MAX = 1e-4
-"""Largest allowed difference of log-probabilities in float32, nats."""
-MISMATCH_MEAN_BF16, MISMATCH_P99_BF16 = 0.03, 0.15
-"""Largest allowed mean and 99th percentile of the difference where trainer or engine computes in 16 bits, nats."""
 RECIPE_VERSION = 4
 """Part of the hash of a tiny model's recipe; increase it when the recipe changes."""
 CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"

@@ -119,15 +119,17 @@ class Trainer:
         counts = self._index.eligible(step, policy_version=self.step_done)
         return replace(counts, start_groups=start_groups) if step in self._to_repeat else counts
 
-    def measure_mismatch(self) -> dict[str, float]:
-        """As metrics, on the newest rows of this version. Raises TrainingError if there are none, or limits are exceeded."""
+    def measure_mismatch(self, begins: bool) -> dict[str, float]:
+        """As metrics, on the newest rows of this version. Raises TrainingError if there are none, or if the run `begins` and the
+        limit is exceeded."""
         self._index.refresh()
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
         batch, _ = self._without_faulty_rows(rows, self._index.gather(rows))
         mismatch = measure_mismatch(self._updater, batch, self._settings.dtype, self._engine_dtype)
-        check_mismatch(mismatch, self.step_done)
+        if begins:
+            check_mismatch(mismatch, self.step_done)
         return mismatch.metrics()
 
     def distil_targets_left(self, query: DistilQuery) -> int:

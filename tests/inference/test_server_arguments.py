@@ -34,6 +34,14 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     assert not any("key" in each for each in found)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head"), [("float32", None), ("bfloat16", '{"head_dtype":"float32"}'), ("auto", '{"head_dtype":"float32"}')]
+)
+def test_the_head_computes_in_32_bits_as_the_trainers_does(monkeypatch: pytest.MonkeyPatch, dtype: str, head: str | None):
+    monkeypatch.setattr(module, "computes_on_card", lambda settings: False)
+    assert options(SETTINGS.model_copy(update={"dtype": dtype})).get("--hf-overrides") == head
+
+
 @pytest.mark.parametrize(("version", "flag"), [("0.26.0", False), ("0.30.0", True), ("absent", True)])
 def test_only_a_vllm_that_knows_the_flag_of_the_route_gets_it(monkeypatch: pytest.MonkeyPatch, version: str, flag: bool):
     monkeypatch.setattr(module, "package_version", lambda *_: version)
@@ -55,7 +63,11 @@ def test_a_server_elsewhere_may_compile():
 def test_a_server_on_cards_sees_them_alone_and_one_on_the_processor_has_its_cache(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "engine_cards", lambda settings: (CARD, replace(CARD, uuid="GPU-b")))
     found = server_environment(SETTINGS)
-    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b" and "VLLM_CPU_KVCACHE_SPACE" not in found
+    assert (
+        found["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+        and found["OMP_NUM_THREADS"] == "1"
+        and "VLLM_CPU_KVCACHE_SPACE" not in found
+    )
     monkeypatch.setattr(module, "engine_cards", lambda settings: ())
     found = server_environment(SETTINGS)
     assert found["VLLM_CPU_KVCACHE_SPACE"] == "3" and found["OMP_NUM_THREADS"] == "2" and "CUDA_VISIBLE_DEVICES" not in found

@@ -30,8 +30,8 @@ class Run:
     async def _probe(self, resources: Any, version: int) -> None:
         self.asked.append(f"probe of version {version}")
 
-    async def _check(self, resources: Any) -> dict[str, float]:
-        self.asked.append("check")
+    async def _check(self, resources: Any, begins: bool) -> dict[str, float]:
+        self.asked.append("check" if begins else "check, and only warn")
         return {"mismatch/mean": 0.0}
 
     def step(self, step: int, pipeline: dict[str, Any]) -> list[str]:
@@ -58,8 +58,8 @@ def test_a_run_that_begins_or_goes_on_has_rows_drawn_for_it_if_there_are_none(
     ("pipeline", "fresh", "asked"),
     [
         pytest.param(IN_TURN, True, [], id="every step shows it on its own rows"),
-        pytest.param(ONE_BEHIND, False, ["all played", "probe of version 7", "check"], id="no step has any"),
-        pytest.param(IN_FLOW, True, ["check"], id="there happen to be some"),
+        pytest.param(ONE_BEHIND, False, ["all played", "probe of version 7", "check, and only warn"], id="no step has any"),
+        pytest.param(IN_FLOW, True, ["check, and only warn"], id="there happen to be some"),
         pytest.param(IN_FLOW, False, [], id="nobody stops for it what is in flight"),
     ],
 )

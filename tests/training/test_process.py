@@ -38,7 +38,7 @@ OPERATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "fresh_rows": ({}, 3),
     "eligible": ({"step": 2, "start_groups": 8}, Eligible(start_groups=8, advantage_groups=20, expired=1)),
     "retire": ({"settings": RetentionSettings()}, 2**40),
-    "measure_mismatch": ({}, {"mismatch/largest": 1e-6}),
+    "measure_mismatch": ({"begins": True}, {"mismatch/largest": 1e-6}),
     "distil_targets_left": ({"query": DISTIL_TARGETS}, 7),
     "step": (
         {"step": 2, "start_groups": 8, "distil_targets": DISTIL_TARGETS},
@@ -95,7 +95,7 @@ def test_one_process_trains_tells_errors_as_sentences_and_is_ended_where_it_hang
     trainer = TrainerProcess(paths, model, SETTINGS, StorageSettings(max_policy_lag=0), threads=1)
     try:
         assert trainer.ready().step_done == 0
-        assert trainer.measure_mismatch()["mismatch/largest"] < 1e-4
+        assert trainer.measure_mismatch(begins=True)["mismatch/largest"] < 1e-4
         trained = trainer.step(1, 2)
         assert trained.published == read_adapter(paths, 1) and trained.published.adapter == paths.adapter(1)
         assert trained.metrics["train/decisions"] > 0

@@ -62,7 +62,7 @@ def chosen_logprobs(policy: Policy, batch) -> np.ndarray:
 
 def test_at_lag_zero_trainer_and_sampler_agree(paths, model):
     trainer = trainer_for(paths, model)
-    found = trainer.measure_mismatch()
+    found = trainer.measure_mismatch(begins=True)
     assert found["mismatch/tokens"] > 100 and found["mismatch/largest"] < 1e-4
 
 
@@ -70,7 +70,7 @@ def test_at_lag_zero_trainer_and_sampler_agree(paths, model):
 def test_rows_drawn_under_another_mask_or_temperature_stop_the_run(run_with_rows, exact_engine, model, lie):
     trainer = trainer_for(run_with_rows(exact_engine(**lie), groups=1, forks=2), model)
     with pytest.raises(TrainingError, match=r"disagree on version 0.*does not start"):
-        trainer.measure_mismatch()
+        trainer.measure_mismatch(begins=True)
 
 
 def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engine, model, monkeypatch):
@@ -89,7 +89,7 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
 
     monkeypatch.setattr(PolicyPlayer, "sample", narrowed)
     with pytest.raises(TrainingError, match="disagree"):
-        trainer_for(run_with_rows(exact_engine(), groups=1, forks=2), model).measure_mismatch()
+        trainer_for(run_with_rows(exact_engine(), groups=1, forks=2), model).measure_mismatch(begins=True)
 
 
 def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, model):
