@@ -37,15 +37,15 @@ class TuneSettings(Settings):
     gpu_memory_share: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
     """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; for a GPU."""
     max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
-    """Upper bound of the P99 latency in milliseconds, to the whole completion."""
+    """Upper bound on the P99 end-to-end latency, in milliseconds."""
     min_cache_hit: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Least share of prompt tokens from the prefix cache."""
+    """Minimum fraction of prompt tokens from the prefix cache."""
     start_groups: Annotated[int, Field(ge=1, le=10_000)] = 16
-    """Start groups of a pass, all played at the same time."""
+    """Start groups per pass, all played concurrently."""
     rounds: Annotated[int, Field(ge=1, le=20)] = 2
     """Passes over the start groups; rates are medians, and their spread is the noise."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit of a candidate in seconds, beside the limit of its engine's start."""
+    """Time limit per candidate in seconds, without the engine's start, which has its own."""
 
 
 AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share")

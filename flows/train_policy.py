@@ -46,7 +46,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
 
     Args:
         settings: All settings of the run.
-        resume: Continue the run that `settings.run` names after its newest step.
+        resume: Continue the run `settings.run` from its newest step.
     """
     check_parameters(settings.runs_root, settings=settings)
     began, settings = time.monotonic(), with_cache_version(with_run_name(settings), resume=resume)

@@ -29,7 +29,7 @@ class CacheSettings(Settings):
     seed: Seed = 0
     """Seed of the source games."""
     phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")
-    """Phases to freeze: season and kind (M movement, R retreats, A adjustments)."""
+    """Phases to save: season and kind (M movement, R retreats, A adjustments)."""
     spread: Literal["years", "strata"] = "strata"
     """Which phases of a source game are frozen: 'years', one from each quarter of the game; 'strata', the four of the
     rarest strata (year, kind of phase, balance of power)."""

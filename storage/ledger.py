@@ -147,7 +147,7 @@ def check_ledgers(paths: RunPaths, storage: StorageSettings) -> None:
 
 
 def restore_ledgers(paths: RunPaths, storage: StorageSettings) -> list[str]:
-    """Restore lost and damaged ledgers from checkpoints; returns a sentence for each."""
+    """Restore lost and damaged ledgers from checkpoints; returns a message for each."""
     check_ledgers(paths, storage)
     done, faults = _faults(paths)
     return [_repair(paths, step, path, why, trained=step <= done) for step, (path, why) in faults.items()]

@@ -63,7 +63,7 @@ class RetentionSettings(Settings):
     keep_adapters: Annotated[int, Field(ge=1)] = 20
     """Newest adapters kept of each run."""
     shards_gb: Annotated[float, Field(ge=0)] = 0.0
-    """Gigabytes for a run's shards; beyond that, the oldest are removed that no step can need. 0: no limit."""
+    """Gigabytes for a run's shards; beyond that, the oldest that no step can need are removed. 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,18 +47,18 @@ class StorageSettings(Settings):
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Factor per later decision of the same power in the fork."""
     max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2
-    """Policy versions that the oldest row of an advantage group may lag behind the trainer."""
+    """Maximum policy versions by which the oldest row of an advantage group may lag behind the trainer."""
     max_uses: Annotated[int, Field(ge=1)] = 1
     """Steps that may train on one advantage group."""
     selection: Annotated[str, BeforeValidator(query_text)] = ""
-    """SQL of yours that chooses the start groups of a step: a .sql file, which is run without limits; empty: they are sampled."""
+    """Your own SQL that chooses the start groups of a step: a .sql file, which is run without limits; empty: they are sampled."""
 
     @field_validator("blend", mode="before")
     @classmethod
     def _by_name(cls, blend: Any) -> Any:
         if isinstance(blend, str):
             if blend not in BLENDS:
-                raise ValueError(f"there is no blend {blend!r}; named ones are {', '.join(BLENDS)}")
+                raise ValueError(f"unknown blend {blend!r}; known ones are {', '.join(BLENDS)}")
             return dict(BLENDS[blend])
         return blend
 
@@ -66,5 +66,5 @@ class StorageSettings(Settings):
     @classmethod
     def _some_weight(cls, blend: dict[str, float]) -> dict[str, float]:
         if not any(blend.values()):
-            raise ValueError("every component weighs 0, so all returns are 0; give at least one a weight")
+            raise ValueError("every component has weight 0, so all returns are 0; give at least one a nonzero weight")
         return blend

@@ -18,7 +18,7 @@ from entente.telemetry.errors import InputError
 if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
 
-app = App(name="bench", help="Measure this machine: benchmarks with targets, and the fastest engine settings.")
+app = App(name="bench", help="Benchmark this machine against targets, and find the fastest engine settings.")
 app.command("entente.cli.tune:tune", name="tune")
 
 

@@ -10,7 +10,7 @@ _UP = "Start Prefect's server, deployments and a worker; stop them."
 _SERVE = "Serve an engine or orders."
 _PLAY = "Play against versions in a browser, or on a remote server."
 _PAGES = "Write the HTML report of a run, or compare several."
-_LISTED = "List, inspect, replay or clean runs; watch one train."
+_LISTED = "List, inspect, replay or clean runs; watch a run."
 _CHECKED = "Check this environment; test a run's parts on a new GPU."
 ABOUT = "Train a language model to play Diplomacy, as a data pipeline."
 COMMANDS = {
@@ -23,9 +23,9 @@ COMMANDS = {
         "enter": ("entente.cli.enter:enter", _PLAY),
         "cache": ("entente.cli.cache:app", "Build and check the positions that rollouts start from."),
         "model": ("entente.cli.model:app", "Make, fetch and show base models."),
-        "export": ("entente.cli.model:export", "Write a version for transformers and vLLM."),
+        "export": ("entente.cli.model:export", "Export a version for transformers and vLLM."),
     },
-    "Look into runs": {
+    "Inspect runs": {
         "runs": ("entente.cli.runs:app", _LISTED),
         "watch": ("entente.cli.watch:watch", _LISTED),
         "report": ("entente.cli.report:report", _PAGES),
@@ -42,7 +42,7 @@ COMMANDS = {
         "doctor": ("entente.cli.doctor:doctor", _CHECKED),
         "smoke": ("entente.cli.smoke:smoke", _CHECKED),
         "settings": ("entente.cli.settings:settings", "Print settings as TOML, or the reference of all settings."),
-        "bench": ("entente.cli.bench:app", "Measure this machine: benchmarks, engine tuning."),
+        "bench": ("entente.cli.bench:app", "Run benchmarks; tune the engine."),
     },
 }
 """Heading -> name -> (import path, imported only when the command runs; line in `entente --help`)."""

@@ -44,11 +44,11 @@ _ok, _problem = (partial(Finding, state=state) for state in ("ok", "problem"))
 def doctor(
     *,
     preset: Annotated[str, Parameter(help="Preset of the run to check for.")] = "laptop",
-    config: Annotated[list[Path] | None, Parameter(help="TOML files laid over the preset.", negative="")] = None,
+    config: Annotated[list[Path] | None, Parameter(help="TOML files that override the preset.", negative="")] = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
     json: Annotated[bool, Parameter(help="Print the findings as one JSON object.", negative="")] = False,
 ) -> None:
-    """Check this environment: list every problem that would stop a run, with its cure; exits with 1 if there is one.
+    """Check this environment: list every problem that would stop a run, and its fix; exits with 1 if there is one.
 
     Examples
 

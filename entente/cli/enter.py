@@ -28,7 +28,7 @@ def enter(
     game: Annotated[str, Parameter(help="Ids of games to play, separated by commas.")],
     power: Annotated[str, Parameter(help="Power to take; default: a free one.")] = "",
     player: Annotated[
-        str, Parameter(help="Who orders: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
+        str, Parameter(help="The player: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
     ] = "newest",
     run: Run = LATEST,
     draw_after: Annotated[

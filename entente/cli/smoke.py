@@ -11,7 +11,7 @@ from entente.cli.options import AsJson, RunsRoot
 def smoke(
     *,
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], Parameter(help="auto: the first visible card, or the CPU where there is none.")
+        Literal["auto", "cpu", "cuda"], Parameter(help="auto: the first visible GPU, or the CPU if there is none.")
     ] = "auto",
     model: Annotated[str, Parameter(help="'tiny' to make one, or a folder or hub id.")] = "tiny",
     only: Annotated[list[str] | None, Parameter(help="Stages to run; default: all.", negative="")] = None,
@@ -21,17 +21,17 @@ def smoke(
     """Test every part of a run on this GPU, one after another, and recommend settings; exits with 1 if a stage fails.
 
     Each stage has a process and a time limit of its own. Results and settings are written to runs/_smoke/, to a folder named
-    after GPU and model; the settings use the stages of all invocations.
+    after GPU and model; the settings combine the stages of all invocations.
 
     Examples
 
-        entente smoke                                     the first visible card, a tiny model, some minutes
+        entente smoke                                     the first visible GPU, a tiny model; a few minutes
 
-        entente smoke --device cpu --json                 no card
+        entente smoke --device cpu --json                 no GPU
 
         entente smoke --model Qwen/Qwen2.5-7B-Instruct    the model that you will train
 
-        entente smoke --only legal-mask                   one stage once more
+        entente smoke --only legal-mask                   rerun one stage
     """
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
     from entente.cli.terminal import print_json, show_progress

@@ -33,24 +33,24 @@ _AT_MOST = validators.Number(gt=0, lte=1_000_000)
 
 
 def sql(
-    query: Annotated[str, Parameter(help="One SELECT over the views below; @NAME for a ready-made query, @ for their list.")],
+    query: Annotated[str, Parameter(help="One SELECT over the views above; @NAME for a ready-made query, @ to list them.")],
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     format: Annotated[
         Literal["table", "csv", "json"] | None,
-        Parameter(help="Format of the answer, without --output: table, csv, or json, one object per line."),
+        Parameter(help="Format of the result, without --output: table, csv, or json, one object per line."),
     ] = None,
-    output: Annotated[Path | None, Parameter(help="File to write the answer to, as .csv, .json or .parquet.")] = None,
+    output: Annotated[Path | None, Parameter(help="File to write the result to, as .csv, .json or .parquet.")] = None,
     max_seconds: Annotated[float, Parameter(help="Time limit of the query, in seconds.", validator=_AT_MOST)] = _SECONDS,
     memory_gib: Annotated[
-        float, Parameter(help="Memory limit of DuckDB in GiB; the answer may take as much again.", validator=_AT_MOST)
+        float, Parameter(help="Memory limit of DuckDB in GiB; the result may take the same amount again.", validator=_AT_MOST)
     ] = _MEMORY_GIB,
 ) -> None:
     """Query a run's rows with DuckDB SQL, even while it trains. Takes no locks and changes nothing. Ctrl-C stops the query.
 
-    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: without what a fork
-    left behind), phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which
+    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: the same in order),
+    phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which
     groups the next step could train on), candidates (its start groups), thoughts (what the model wrote before its orders),
     metrics (step, name, value), devices (its GPUs), distil_targets (what a teacher answered), refused.
 

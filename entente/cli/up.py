@@ -54,7 +54,7 @@ def up(
     port: Annotated[int, Parameter(help="Port of the server on this machine, unless PREFECT_API_URL names one.")] = 4200,
     pool: Annotated[str, Parameter(help="Work pool of the worker, one that prefect.yaml names.")] = "local",
 ) -> None:
-    """Start Prefect's server, pools, deployments, automations and a worker on this machine. It is safe to repeat.
+    """Start Prefect's server, pools, deployments, automations and a worker on this machine. It is safe to run again.
 
     Run it in the project's folder, which holds prefect.yaml; runs are written to runs/ there. With PREFECT_API_URL set, that
     server is used and none is started.

@@ -21,13 +21,13 @@ def what_if(
     *,
     game: Annotated[str, Parameter(help="A run's game (START_GROUP/FORK, latest, best, worst), a played game, or its file.")],
     phase: Annotated[
-        str, Parameter(help="The phase with other orders, as S1902M; default: the first movement phase of the game.")
+        str, Parameter(help="The phase with other orders, such as S1902M; default: the first movement phase of the game.")
     ] = "",
     orders: Annotated[
         tuple[str, ...], Parameter(help="Other orders, separated by commas; other units keep theirs.", negative="")
     ] = (),
-    version: Annotated[str, Parameter(help="Who orders for --power in that phase: newest, v20, other:v20, dumbbot+search.")] = "",
-    power: Annotated[str, Parameter(help="Power to measure; default: that of --orders, or the one with most units.")] = "",
+    version: Annotated[str, Parameter(help="Player of --power in that phase: newest, v20, other:v20, dumbbot+search.")] = "",
+    power: Annotated[str, Parameter(help="Power to measure; default: that of --orders, or the one with the most units.")] = "",
     players: Annotated[str, Parameter(help="Players of all seats afterwards; each seat gets one of them at random.")] = "dumbbot",
     forks: Annotated[int, Parameter(help="Pairs of forks.", validator=validators.Number(gte=2, lte=4096))] = 64,
     years: Annotated[int, Parameter(help="Game years to the end of a fork.", validator=validators.Number(gte=1, lte=20))] = 2,

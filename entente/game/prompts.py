@@ -36,7 +36,7 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     """Where the board names the units and centres of the power that orders: 'last', so that forks share the other lines;
     'in_place', so that powers share the board (the default where rollouts.policy_powers is 'all')."""
     chat: ChatSetting = "auto"
-    """Whether the tokenizer's chat template is put around a prompt: 'auto', if it has one; 'none'."""
+    """Whether the tokenizer's chat template is applied to a prompt: 'auto', if it has one; 'none'."""
     legal_orders: Literal["none", "lines"] = "none"
     """Legal orders in a prompt: 'none', or 'lines', every order on a line."""
     examples: Annotated[int, Field(ge=0, le=24)] = 0
@@ -46,7 +46,7 @@ class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that
     """Whether a prompt has each power's orders of the last movement phase, on the line after the power's; in a game's first phase
     there are none. Prompts are about twice as long: raise inference.max_model_length where it is 512."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0
-    """Most tokens of free text that the model may write before its orders; 0: none."""
+    """Maximum tokens of free text that the model may write before its orders; 0: none."""
 
 
 DEFAULT_PROMPTS = PromptSettings()

@@ -1,4 +1,4 @@
-"""An engine without a model, which samples legal tokens uniformly: for rehearsals and tests, and as an example.
+"""An engine without a model, which samples legal tokens uniformly: for dry runs and tests, and as an example.
 
 A run does not start with it, because its log-probabilities are not the trainer's.
 """
@@ -40,7 +40,7 @@ class UniformEngine(Engine):
         )
 
     async def publish(self, policy: PolicyVersion) -> None:
-        """Later completions name this version; sampling does not change."""
+        """Later completions carry this version; sampling does not change."""
         self.policy = policy
 
     async def retire(self, oldest: int, keep: Collection[int] = ()) -> None: ...

@@ -19,12 +19,12 @@ _NAME = re.compile(
 
 
 class OutsideSettings(Settings):
-    """How OpenAI-compatible endpoints are asked, those of players such as 'openai:model@http://host:port/v1'."""
+    """How OpenAI-compatible endpoints are called, those of players such as 'openai:model@http://host:port/v1'."""
 
     answer_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Tokens of one answer at most."""
+    """Maximum tokens per answer."""
     token_budget: Annotated[int, Field(ge=0)] = 5_000_000
-    """Tokens of all prompts and answers of a match or run, which then stops and can be continued; 0: no limit."""
+    """Maximum prompt and answer tokens of a match or run, which stops there and can be resumed; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,9 @@ def read_endpoint(name: str) -> Endpoint:
     """Raises an InputError if `name` is not `openai:MODEL@URL`, or the address has more than host, port and path."""
     match = _NAME.fullmatch(name)
     if match is None:
-        # The name is not repeated: what is wrong with it may be a key.
+        # Do not echo the name: its invalid part may be a key.
         raise InputError(
-            "an endpoint is named 'openai:MODEL@URL', as 'openai:qwen3@http://127.0.0.1:8000/v1': letters, digits and ._:/@- in "
-            "the model, and an http or https address with host, port and path alone; its key is in the environment"
+            "an endpoint is named 'openai:MODEL@URL' ('openai:qwen3@http://127.0.0.1:8000/v1'): letters, digits and ._:/@- in "
+            "the model, and an http or https address with only host, port and path; its key is in the environment"
         )
     return Endpoint(model=match["model"], url=match["url"].rstrip("/"))

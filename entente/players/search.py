@@ -1,6 +1,6 @@
-"""Search of one decision: its proposals, then changes of the best of them, race by playouts in equal scenarios.
+"""Search of one decision: its proposals, then variations of the best of them, race by playouts in the same scenarios.
 
-The search refuses illegal proposals. It derives all random numbers from one name, so the same question has the same result.
+The search refuses illegal proposals. It derives all random numbers from one name, so the same decision has the same result.
 Between playouts other tasks of the event loop run.
 """
 
@@ -21,17 +21,17 @@ from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
 
 SCENARIOS = 8
-"""Most scenarios per order set: 16 gained no more, with 80 and with 150 playouts."""
+"""Maximum number of scenarios per order set: 16 gained no more, with 80 and with 150 playouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     proposals: tuple[tuple[str, ...], ...]
-    """Legal order sets without repetitions: the proposals in their order, then the changes that met all scenarios."""
+    """Distinct legal order sets: the proposals in their order, then the variations that were played in all scenarios."""
     values: tuple[float, ...]
     """Mean value of each over its playouts, in centres or as a share. 0 for the only legal set, which is not played out."""
     visits: tuple[int, ...]
-    """Playouts of each. Those with as many as the best met the same scenarios."""
+    """Playouts of each. Those with as many as the best were played in the same scenarios."""
     best: int
 
     @property
@@ -64,7 +64,7 @@ async def propose(
 async def search(
     board: Board, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, seed_name: str
 ) -> SearchResult:
-    """Race the proposals (equal ones count once), then changes of the best. `luck` seeds the decision; `board` is not changed.
+    """Race the distinct proposals, then variations of the best. `seed_name` seeds the decision; `board` is not changed.
     Raises InputError if there is no proposal, one is not legal, or `settings.player` names an unknown player."""
     legal = board.legal_orders()[power]
     candidates = list(dict.fromkeys(tuple(orders) for orders in proposals))
@@ -73,8 +73,8 @@ async def search(
     for orders in candidates:
         if not legal.admits(orders):
             raise InputError(
-                f"{list(orders)} was proposed for {power} in {board.phase} and is no legal {legal.kind} set in the order of the "
-                "sites: fix its proposer"
+                f"{list(orders)} was proposed for {power} in {board.phase} and is not a legal {legal.kind} set in the order "
+                "of the sites: fix its proposer"
             )
     playouts, rng = Playouts(board, power, seed_name, settings), seeded_rng(seed_name, "changes")
 
@@ -118,7 +118,7 @@ class SearchDecider:
         proposer: str = "",
         processes: ProcessPool | None = None,
     ) -> None:
-        """`policy` makes the `settings.proposals`, or else the scripted player `proposer`. `processes` None: search here."""
+        """`policy` makes the `settings.proposals`, or else the scripted player `proposer`. `processes` None: in-process."""
         if proposer:
             scripted = (proposer,) * settings.proposals + settings.scripted
             settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})

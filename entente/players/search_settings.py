@@ -29,17 +29,17 @@ class SearchSettings(Settings):
     proposals: Annotated[int, Field(ge=0, le=MOST_PROPOSALS)] = 1
     """Order sets that the searching player samples: a policy version, or a scripted player as in 'dumbbot+search'."""
     scripted: Names = ("dumbbot", "dumbbot", "dumbbot")
-    """Scripted players that propose too, each name once for each order set, as 'dumbbot,dumbbot,territorial'."""
+    """Scripted players that also propose, one order set per name, such as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 40
-    """Playouts of a decision. All proposals race; then sets that differ from the best so far in an order or two, until so many
-    playouts are used."""
+    """Playouts per decision. All proposals race; then order sets that differ from the best so far in one or two orders, until
+    the playouts are used up."""
     years: Annotated[int, Field(ge=1, le=20)] = 1
     """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)
-    """Who plays all seats in a playout: what the search assumes about everybody. Of several scripted players
-    each seat samples one, by a seed."""
+    """Who plays all seats in a playout: what the search assumes about every power. With several scripted players,
+    each seat samples one from a seed."""
     value: Literal["centres", "squares"] = "centres"
-    """What counts at the end of a playout: the power's supply centres, or its share of squared centres."""
+    """Value of a playout's final position: the power's supply centres, or its share of squared centres."""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchSettings":

@@ -27,9 +27,9 @@ from state_cache.sampling import sample_start_positions
 from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, publish_shard
 
 SETTLED_YEARS = 2
-"""Game years without a change of centres after which a fork ends early, because little would still change."""
+"""Game years without a change of centres after which a fork ends early, because little more would change."""
 MAX_FAILED_SHARE = 0.25
-"""Largest share of failed forks with which a rollout task succeeds: more than a few point to a common fault."""
+"""Largest fraction of failed forks at which a rollout task still succeeds: more suggest a common cause."""
 _RETRY_S = 2.0
 FULL_DISK_WAIT_S = 60.0
 """Seconds that finished rollouts wait for space on a full disk before the run stops; it can be resumed."""
@@ -138,7 +138,7 @@ async def _roll_out(
     producer: str,
     on_group: Callable[[int], None],
 ) -> list[PlayedFork]:
-    """Play with empty prefix caches: else the last bits of log-probabilities would depend on earlier samples and resumes."""
+    """Play with empty prefix caches: otherwise the last bits of log-probabilities would depend on earlier samples and resumes."""
     async with resources.past.served(settings.opponent_versions) as versions:
         policy = {POLICY: PolicyPlayer(resources.engine, resources.tokens)}
         searching = search_opponents(settings.searching_opponents, resources.engine, resources.tokens)
@@ -157,7 +157,7 @@ async def publish_when_there_is_room(publish: Callable[[], Shard], wait_s: float
             full, left = disk_full(error), until - time.monotonic()
             if full is None or left <= 0:
                 raise
-            reporter().say(f"{full}; rollouts pause, for {left:.0f} s at most")
+            reporter().say(f"{full}; rollouts pause for at most {left:.0f} s")
             await asyncio.sleep(min(_RETRY_S, left))
 
 
@@ -183,7 +183,7 @@ async def roll_out(
     """Play `settings.forks_per_group` forks of each group to the horizon; returns them with rows, sorted by group and number.
 
     Args:
-        players: by the name of their seat: the policy, and each version in `settings.opponents`, with 'league' replaced.
+        players: by seat name: the policy, and each version in `settings.opponents`, with 'league' resolved.
         producer: part of every id and seed.
         on_group: called with the number of each start group when all its forks have ended.
 

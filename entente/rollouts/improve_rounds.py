@@ -26,13 +26,13 @@ class ImproveSettings(Settings):
     """Rounds in which a run's student learns from a search on the positions that it reaches."""
 
     rounds: Annotated[int, Field(ge=1)] = 1
-    """Rounds of the run in all; those that are done are not repeated."""
+    """Total rounds of the run; completed ones are not repeated."""
     positions: Annotated[int, Field(ge=1)] = 512
-    """Positions of a round that the search labels."""
+    """Positions that the search labels per round."""
     distil_targets_per_step: Annotated[int, Field(ge=1)] = 64
-    """Distillation targets of a trainer's step."""
+    """Distillation targets per training step."""
     uses: Annotated[int, Field(ge=1)] = 2
-    """Steps that train on a distillation target."""
+    """Maximum number of steps that train on a distillation target."""
     temperature: Annotated[float, Field(ge=0)] = 0.25
     """Temperature of the teacher's distribution, in units of search.value; 0: the best order set alone."""
     rollouts: bool = False

@@ -25,7 +25,7 @@ class RolloutSettings(Settings):
     forks_per_group: Annotated[int, Field(ge=2, le=256)] = 8
     """Forks of each snapshot; they share a prompt prefix, so more forks lower the variance of advantages cheaply."""
     horizon_years: Annotated[int, Field(ge=1, le=20)] = 3
-    """Game years from the start of a fork to its end, in counts of centres: a fork of one year from autumn has one movement."""
+    """Game years of a fork, as the number of winter centre counts: a fork of one year from autumn has one movement phase."""
     horizon_schedule: str = ""
     """Later horizons as step:years, such as '40:2,120:4'; horizon_years before."""
     policy_powers: Literal["one", "all"] = "one"

@@ -8,7 +8,7 @@ the cross-entropy with the teacher's distribution q over proposals o, on positio
 
     + 1 / E sum over targets and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|,    |o|: branching tokens
 
-Divisors are counted over the whole update before its first forward, so the split into micro-batches does not matter. An advantage
+Divisors are counted over the whole update before its first forward pass, so micro-batching does not matter. An advantage
 group is the decisions of one start group, power and phase name, all known before the decision.
 """
 
@@ -56,13 +56,13 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Return minus the mean return of the *other* members of the group: A_i = n / (n - 1) * (R_i - mean(R)).
 
     Unbiased, because the baseline excludes the decision's own return (RLOO: Kool et al. 2019; Ahmadian et al. 2024, arXiv
-    2402.14740). Not divided by the group's deviation, which would overweight near-ties (Liu et al. 2025, arXiv 2503.20783).
+    2402.14740). Not divided by the group's std, which would overweight near-ties (Liu et al. 2025, arXiv 2503.20783).
 
     Returns:
         float64 [rows]; sums to 0 within each group.
 
     Raises:
-        ValueError: a group has one member only.
+        ValueError: a group has only one member.
     """
     _, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if (sizes < 2).any():
@@ -75,7 +75,7 @@ def leave_one_out(returns: np.ndarray, groups: np.ndarray) -> np.ndarray:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
     losses: Sequence[float]
-    """Per micro-batch, already divided; they add up to the step's loss."""
+    """Per micro-batch, already normalised; they add up to the step's loss."""
     tokens: np.ndarray
     """TOKEN_FIGURES [tokens]; rollouts only."""
     unique_tokens: int
@@ -83,7 +83,7 @@ class StepFigures:
     """Nats per branching token of the teacher; 0 without targets."""
     plan_s: float
     forward_s: float
-    """Forwards, including the reference's, measured on the host."""
+    """Forward passes, including the reference model's, measured on the host."""
     backward_s: float
     grad_norm: float = float("nan")
     """Before clipping; NaN until the optimiser step."""

@@ -22,14 +22,14 @@ class ImitationSettings(Settings):
     """Scripted players whose orders are imitated, sampled anew for each power of each game; a name given twice counts twice.
     'dumbbot+search' searches before it orders, which takes far longer."""
     recorded: tuple[Path, ...] = ()
-    """Files of recorded games, JSON objects of the diplomacy package, to imitate instead of scripted players; odd games are
-    skipped."""
+    """Files of recorded games, JSON objects of the diplomacy package, to imitate instead of scripted players; games that cannot
+    be read are skipped."""
     games: Annotated[int, Field(ge=2)] = 1000
     """Games of the teachers, one in 20 of them held out; of recorded games all are taken."""
     last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
-    """Last year that scripted games play; that of the positions that a run starts from."""
+    """Last game year of scripted games; by default that of the positions that a run starts from."""
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
-    """Tokens of the byte-level BPE tokenizer at most; with 640, most provinces and units are one token."""
+    """Maximum vocabulary size of the byte-level BPE tokenizer; with 640, most provinces and units are one token."""
     hidden: Annotated[int, Field(ge=32, multiple_of=32)] = 128
     """Width of the model; a multiple of 32, because vLLM's CPU attention needs heads of 32."""
     layers: Annotated[int, Field(ge=1)] = 4
@@ -39,13 +39,13 @@ class ImitationSettings(Settings):
     positions: Annotated[int, Field(ge=1)] = 16
     """Positions per step, each with the decisions of all its powers (about 5)."""
     rate: Annotated[float, Field(gt=0)] = 3e-3
-    """Highest AdamW learning rate, reached after a twentieth of the steps."""
+    """Peak AdamW learning rate, reached after a twentieth of the steps."""
     schedule: Literal["cosine", "linear"] = "cosine"
-    """Form of the rate's decay to a twentieth of it at the last step."""
+    """Decay of the learning rate, to a twentieth of its peak at the last step."""
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Weight of a prompt token in the loss beside a completion token's 1; with 0 the model does not learn to read the board."""
+    """Loss weight of a prompt token, relative to 1 for a completion token; with 0 the model does not learn to read the board."""
     measure_every: Annotated[int, Field(ge=1)] = 100
-    """Steps between measurements on held-out games."""
+    """Steps between evaluations on held-out games."""
     checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
     """Minutes between checkpoints, which do not change the result; 0: one after every step."""
     seed: Seed = 0
