@@ -37,7 +37,7 @@ class Steps:
         updater = Updater(self.policy, chosen)
 
         def step(batch: Batch) -> float:
-            self.policy.recompute(chosen.recompute)
+            self.policy.recompute(chosen.gradient_checkpointing)
             self.policy.model.zero_grad(set_to_none=True)
             updates = update_rows(batch, chosen)
             return sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)

@@ -34,8 +34,8 @@ class TuneSettings(Settings):
     """Values of inference.max_sequences (vLLM's max_num_seqs); on a GPU 128, 256 and 512."""
     max_batched_tokens: tuple[Annotated[int, Field(ge=256)], ...] = (4096, 8192)
     """Values of inference.max_batched_tokens (vLLM's max_num_batched_tokens); on a GPU 4096, 8192 and 16384."""
-    gpu_memory_share: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-    """Values of inference.gpu_memory_share, such as 0.85, 0.89 and 0.93; for a GPU."""
+    gpu_memory_utilization: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    """Values of inference.gpu_memory_utilization, such as 0.85, 0.89 and 0.93; for a GPU."""
     max_latency_ms: Annotated[float, Field(gt=0)] = 13_000.0
     """Upper bound on the P99 end-to-end latency, in milliseconds."""
     min_cache_hit: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -48,7 +48,7 @@ class TuneSettings(Settings):
     """Time limit per candidate in seconds, without the engine's start, which has its own."""
 
 
-AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_share")
+AXES = ("max_sequences", "max_batched_tokens", "gpu_memory_utilization")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

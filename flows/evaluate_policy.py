@@ -56,7 +56,7 @@ async def evaluate_policy(
         for opponents in evaluation.opponents:
             scores[opponents] = await evaluate_player(
                 f"v{version}",
-                player.name if play.pick == "search" else POLICY,
+                player.name if play.strategy == "search" else POLICY,
                 opponents,
                 held_out,
                 evaluation,

@@ -122,8 +122,8 @@ async def _improve_once(
     newest, metrics = await _learn(resources, improve, log, point, number, student)
     learned = time.monotonic()
     point |= await score_version(resources, settings, newest.version)
-    low_high = (point["score/track_low"], point["score/track_high"]) if "score/track_low" in point else None
-    gain = f"{point['score/track']:+.2f} {format_interval(low_high, '+.2f')} centres"
+    low_high = (point["score/eval_low"], point["score/eval_high"]) if "score/eval_low" in point else None
+    gain = f"{point['score/eval']:+.2f} {format_interval(low_high, '+.2f')} centres"
     reporter().say(f"round {number}: version {newest.version} gains {gain} against {settings.evaluation.opponents[0]}")
     await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
     losses = {name: metrics[name] for name in ("train/distil_loss", "train/teacher_entropy") if name in metrics}

@@ -213,7 +213,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             provenance=provenance,
             control=control,
             gpus=stack.enter_context(GpuSampler(GPU_BEAT_S, paths.devices, cards=(*cards.engine, *cards.trainer))),
-            outside=settings.outside,
+            endpoint=settings.endpoint,
         )
         stack.push_async_callback(lambda: host.run(resources.endpoints.close()))
         yield resources

@@ -22,7 +22,7 @@ from entente.evaluation.matches import DEFAULT_GAMES, GamePlan, GameResult, plan
 from entente.evaluation.protocols import check_protocol
 from entente.evaluation.settings import MatchSettings
 from entente.game.snapshot import Snapshot
-from entente.players.endpoint_players import OutsidePlayers
+from entente.players.endpoint_players import EndpointPlayers
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import cpu_seconds, environment
@@ -120,7 +120,7 @@ async def _play(
     if done:
         reporter().say(f"{len(done)} games of this match exist already; playing {len(missing)}")
     endpoints = [player.name for player in players if player.is_endpoint]
-    outside = OutsidePlayers(endpoints, answers_file(folder, label), match.outside)
+    endpoint = EndpointPlayers(endpoints, answers_file(folder, label), match.endpoint)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_players(players, runs_root, match))
         began = cpu_seconds()
@@ -130,7 +130,7 @@ async def _play(
             append_game(folder, label, game)
 
         try:
-            await play_games(opened.host, label, missing, match, {**opened.deciders, **outside.deciders}, on_game)
+            await play_games(opened.host, label, missing, match, {**opened.deciders, **endpoint.deciders}, on_game)
         finally:
-            await opened.host.run(outside.close())
+            await opened.host.run(endpoint.close())
     return cpu_seconds() - began

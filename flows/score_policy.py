@@ -61,12 +61,12 @@ def due(settings: RunSettings, version: int) -> bool:
 
 
 async def score_version(resources: OpenRun, settings: RunSettings, version: int) -> dict[str, float]:
-    """Score the served version during training. Returns `score/track` metrics."""
+    """Score the served version during training. Returns `score/eval` metrics."""
     with resources.spans.span("evaluate"):
         score = await _score(resources, settings, track_label(version), POLICY, settings.evaluation.opponents[0], version)
-    figures = {"score/track": score.mean, "score/track_version": float(version)}
+    figures = {"score/eval": score.mean, "score/eval_version": float(version)}
     if score.estimate.interval is not None:
-        figures["score/track_low"], figures["score/track_high"] = score.estimate.interval
+        figures["score/eval_low"], figures["score/eval_high"] = score.estimate.interval
     return figures
 
 

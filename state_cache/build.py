@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 
 
 def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[Stratum] | None = None) -> list[Snapshot]:
-    """Play one scripted game to the last year and freeze a few phases, as `settings.spread` says; `counts` (positions per
+    """Play one scripted game to the last year and freeze a few phases, as `settings.stratify_by` says; `counts` (positions per
     stratum so far) is not changed."""
     seed = _game_seed(game_index, settings)
     rng = random.Random(seed)
@@ -40,7 +40,7 @@ def play_source_game(game_index: int, settings: CacheSettings, counts: Counter[S
         if board.year >= settings.first_year and board.season + board.phase_type in settings.phases:
             frozen.append(board.snapshot(game_id=game_id, seed=seed, source=source))
         board.step({power: seats[power](legal, rng, board) for power, legal in board.legal_orders().items()})
-    if settings.spread == "years":
+    if settings.stratify_by == "years":
         return _one_of_each_stretch(frozen, rng)
     return _rarest_strata(frozen, Counter() if counts is None else counts.copy(), rng)
 

@@ -30,7 +30,7 @@ class CacheSettings(Settings):
     """Seed of the source games."""
     phases: Annotated[tuple[Literal["SM", "SR", "FM", "FR", "WA"], ...], Field(min_length=1)] = ("SM", "SR", "FM", "FR", "WA")
     """Phases to save: season and kind (M movement, R retreats, A adjustments)."""
-    spread: Literal["years", "strata"] = "strata"
+    stratify_by: Literal["years", "strata"] = "strata"
     """Which phases of a source game are frozen: 'years', one from each quarter of the game; 'strata', the four of the
     rarest strata (year, kind of phase, balance of power)."""
     from_run: str = ""

@@ -1,6 +1,6 @@
 -- The advantage groups of the decisions in `given` (equal start group, power and phase name), one row each:
 --   n, oldest_version, newest_version
---   spread  = largest minus smallest return
+--   return_range  = largest minus smallest return
 --   usable  = at least 2 decisions, all complete, no order rejected, every return a number
 SELECT
     shard,
@@ -10,7 +10,7 @@ SELECT
     phase,
     any_value(snapshot_id) AS snapshot_id,
     count(*)::INTEGER AS n,
-    max("return") - min("return") AS spread,
+    max("return") - min("return") AS return_range,
     min(policy_version) AS oldest_version,
     max(policy_version) AS newest_version,
     count(*) >= 2 AND bool_and(status = 'complete') AND max(orders_rejected) = 0

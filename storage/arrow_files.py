@@ -37,7 +37,7 @@ COMPONENTS = (  # reward components of every row
     "orders_bounced",
 )
 FINAL = "final_"
-"""Prefix of a component's name in a blend: its undiscounted sum to the fork's end."""
+"""Prefix of a component's name in reward weights: its undiscounted sum to the fork's end."""
 
 
 def _schema_of(row_type: type) -> pa.Schema:

@@ -5,10 +5,10 @@ index holds only shards within its staleness budget: it skips shards whose metad
 once all its rows are. Without `oldest` it holds every shard.
 
 Reading facts verifies every byte of a shard and its phases, and gathering verifies again. A damaged shard is set aside, with
-the reason in `refused`; a damaged ledger is an error, because it decides which rows are used. `select_batch.sql` defines the
-selection: the same shards, ledgers, settings and step give the same rows in the same order, with any number of threads.
+the reason in `rejected_files`; a damaged ledger is an error, because it decides which rows are used. `select_batch.sql` defines
+the selection: the same shards, ledgers, settings and step give the same rows in the same order, with any number of threads.
 
-Tables: `decisions`, `advantage_groups`, `phases`, `batches` (what the ledgers recorded), `refused`; view: `groups`. Their
+Tables: `decisions`, `advantage_groups`, `phases`, `batches` (what the ledgers recorded), `rejected_files`; view: `groups`. Their
 columns come from an empty instance of what is inserted. DuckDB holds no token lists, nothing is written to the run, and an
 index is for one thread at a time.
 """
@@ -31,7 +31,7 @@ from storage.arrow_files import DECISION_SCHEMA, map_arrow, to_table
 from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
 from storage.own_selection import ask_for_start_groups
-from storage.rewards import check_blend, decision_facts, phase_facts
+from storage.rewards import check_reward_weights, decision_facts, phase_facts
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.shards import NO_ROWS, Shard, describe_shard, open_phases, shard_names
@@ -69,7 +69,7 @@ class Index:
         only: Collection[str] | None = None,
         keep_rows: bool = False,
     ) -> None:
-        """Create an empty index; `refresh` fills it. Raises InputError if the blend names an unknown component.
+        """Create an empty index; `refresh` fills it. Raises InputError if `reward_weights` names an unknown component.
 
         Args:
             storage: how returns are computed, and what a step may train on; None: the defaults.
@@ -82,13 +82,13 @@ class Index:
             keep_rows: keep the decisions of held shards mapped.
         """
         self._storage, self._seed = storage or StorageSettings(), seed
-        check_blend(self._storage.blend)
+        check_reward_weights(self._storage.reward_weights)
         self._paths, self._oldest, self._only = paths, oldest, only
         self._mapped = MappedShards(paths.shards)
         self._held: dict[str, Shard] = {}
         self._steps: set[int] = set()
         self._left: Counter[str] = Counter()
-        """Advantage groups of dropped shards, by their last eligibility; `expired` includes `expired_with_spread`."""
+        """Advantage groups of dropped shards, by their last eligibility; `expired` includes `expired_with_range`."""
         self._keep_rows = keep_rows
         self.rows: dict[str, pa.Table] = {}
         self.newest_versions: dict[str, int] = {}
@@ -105,7 +105,7 @@ class Index:
         self._with(decisions, "CREATE TABLE decisions AS FROM given", f"CREATE TABLE advantage_groups AS {_GROUPS_SQL}")
         self._with(phases, "CREATE TABLE phases AS FROM given")
         self._with(_recorded(0, ROWS_SCHEMA.empty_table()), "CREATE TABLE batches AS FROM given")
-        self.connection.execute("CREATE TABLE refused (shard VARCHAR, sentence VARCHAR)")
+        self.connection.execute("CREATE TABLE rejected_files (shard VARCHAR, reason VARCHAR)")
         self.connection.execute(_GROUPS_VIEW)
         self._group_eligibility, candidates, draw, self._chosen_rows = (
             statement.query for statement in self.connection.extract_statements(_SELECT_SQL)
@@ -125,7 +125,7 @@ class Index:
         self.connection.unregister("given")
 
     def _facts(self, shard: str, decisions: pa.Table, phases: pa.Table) -> tuple[pa.Table, pa.Table]:
-        return decision_facts(decisions, shard, self._storage.blend, self._storage.discount), phase_facts(phases, shard)
+        return decision_facts(decisions, shard, self._storage.reward_weights, self._storage.discount), phase_facts(phases, shard)
 
     def refresh(self) -> int:
         """Add new ledgers and shards; returns the number of new decisions."""
@@ -184,11 +184,11 @@ class Index:
                 raise DataError(f"{shard.path} repeats start group {min(twice)} of another shard; remove one of the two.")
 
     def _refuse(self, name: str, sentence: str) -> None:
-        self.connection.execute("INSERT INTO refused VALUES (?, ?)", [name, sentence])
+        self.connection.execute("INSERT INTO rejected_files VALUES (?, ?)", [name, sentence])
 
     @property
     def refused(self) -> list[tuple[str, str]]:
-        return self.connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall()
+        return self.connection.sql("SELECT shard, reason FROM rejected_files ORDER BY shard").fetchall()
 
     def _drop(self, names: list[str]) -> None:
         """Drop the rows of these shards by rebuilding the tables, because deleted rows would stay in memory."""
@@ -230,14 +230,14 @@ class Index:
             SELECT
                 count(*),
                 coalesce(sum(advantage_groups), 0),
-                (SELECT count(*) FROM group_eligibility WHERE eligibility = 'expired' AND has_spread)
+                (SELECT count(*) FROM group_eligibility WHERE eligibility = 'expired' AND has_range)
             FROM wanted
         """
         ((start_groups, advantage_groups, expired),) = self.connection.sql(counted).fetchall()
         return Eligible(
             start_groups=start_groups,
             advantage_groups=advantage_groups,
-            expired=expired + self._left["expired_with_spread"],
+            expired=expired + self._left["expired_with_range"],
         )
 
     def judge(self, step: int, policy_version: int) -> None:
@@ -252,10 +252,10 @@ class Index:
         if not going:
             return
         them = "WHERE shard IN (SELECT unnest(?::VARCHAR[]))"
-        counted = f"SELECT eligibility, has_spread, count(*) FROM group_eligibility {them} GROUP BY ALL"
-        for eligibility, has_spread, groups in self.connection.execute(counted, [going]).fetchall():
+        counted = f"SELECT eligibility, has_range, count(*) FROM group_eligibility {them} GROUP BY ALL"
+        for eligibility, has_range, groups in self.connection.execute(counted, [going]).fetchall():
             self._left[eligibility] += groups
-            self._left["expired_with_spread"] += groups if eligibility == "expired" and has_spread else 0
+            self._left["expired_with_range"] += groups if eligibility == "expired" and has_range else 0
         self.connection.execute(f"DELETE FROM group_eligibility {them}", [going])
         self._drop(going)
 

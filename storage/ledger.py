@@ -109,7 +109,7 @@ class Eligible:
     """Start groups with an eligible advantage group."""
     advantage_groups: int
     expired: int
-    """Advantage groups with spread that became too old before use, since the index was opened."""
+    """Advantage groups with return_range that became too old before use, since the index was opened."""
 
 
 def count_run(paths: RunPaths) -> Totals:

@@ -1,4 +1,4 @@
-"""The facts of a shard's rows, without tokens, and each decision's return from its reward components and a run's blend.
+"""The facts of a shard's rows, without tokens, and each decision's return from its reward components and a run's reward weights.
 
 Facts are scalar values, the row's place (`shard`, `row`) and three token counts; lists and phase JSON stay in the mapped
 files. A return depends only on its start group, so it is computed once. A user's reward is a pure function of one row's
@@ -62,13 +62,13 @@ def reward_of(name: str) -> Reward:
     return _OURS[name] if name in _OURS else load_part("reward component", name, _accept)
 
 
-def check_blend(weights: Mapping[str, float]) -> None:
-    """Check the names of a blend, and try its user rewards; raises InputError if a name is unknown or its component unusable."""
+def check_reward_weights(weights: Mapping[str, float]) -> None:
+    """Check the names, and try the user's rewards; raises InputError if a name is unknown or its component unusable."""
     for name in weights:
         try:
             reward_of(name.removeprefix(FINAL))
         except InputError as error:
-            raise InputError(f"storage.blend weighs {name}: {error}") from error
+            raise InputError(f"storage.reward_weights weighs {name}: {error}") from error
 
 
 def decision_facts(decisions: pa.Table, shard: str, weights: Mapping[str, float], discount: float) -> pa.Table:
@@ -105,7 +105,7 @@ def _branching(decisions: pa.Table) -> npt.NDArray[np.int32]:
 def returns_of(decisions: pa.Table, weights: Mapping[str, float], discount: float) -> _Floats:
     """[rows] float64 returns of the decisions of whole start groups, in any order.
 
-    Sum of `discount ** k` times the blended components over the decision and the same power's later ones in the fork (k counts
+    Sum of `discount ** k` times the weighted components over the decision and the same power's later ones in the fork (k counts
     decisions from 0), plus the undiscounted sums of the components with a `final_` weight.
     """
     if decisions.num_rows == 0:

@@ -49,7 +49,7 @@ def connect(
     """A DuckDB connection with the views of `VIEWS` over the run as it is now.
 
     Args:
-        storage: blend and discount of the column "return", and the rules of `group_eligibility`; None: the defaults.
+        storage: reward weights and discount of the column "return", and the rules of `group_eligibility`; None: the defaults.
         seed: of `uniform` in `candidates`.
         memory_gib: DuckDB's limit; None: its default, most of the machine's memory. Nothing spills to disk.
     """
@@ -171,10 +171,8 @@ def ready_query(name: str) -> str:
 
 def left_out(connection: duckdb.DuckDBPyConnection) -> str:
     """One sentence on the files whose rows are missing from all views; empty if there are none."""
-    refused = connection.sql("SELECT shard, sentence FROM refused ORDER BY ALL").fetchall()
+    refused = connection.sql("SELECT shard, reason FROM rejected_files ORDER BY ALL").fetchall()
     if not refused:
         return ""
     first, why = refused[0]
-    return (
-        f"the answer lacks rows of {len(refused)} files that are damaged or missing, first {first}: {why} (view refused has all)"
-    )
+    return f"the answer lacks rows of {len(refused)} damaged or missing files, first {first}: {why} (all: view rejected_files)"

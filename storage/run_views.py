@@ -19,7 +19,7 @@ from storage.runs import RunPaths
 
 VIEWS = (
     "decisions", "groups", "batches", "phases", "orders", "tokens", "lag", "snapshots", "group_eligibility", "candidates",
-    "metrics", "devices", "refused", "trained", "thoughts", "distil_targets",
+    "metrics", "devices", "rejected_files", "thoughts", "distil_targets",
 )  # fmt: skip
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
@@ -31,8 +31,8 @@ TokenText = Callable[[int], str | None]
 """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
 ReadThought = Callable[[list[int]], tuple[str, bool] | None]
 """Text of a thought's tokens and whether its end was forced, for the view `thoughts`; called likewise."""
-_THOUGHT = "STRUCT(text VARCHAR, by_force BOOLEAN)"
-_THOUGHT_ARROW = pa.struct([("text", pa.string()), ("by_force", pa.bool_())])
+_THOUGHT = "STRUCT(text VARCHAR, truncated BOOLEAN)"
+_THOUGHT_ARROW = pa.struct([("text", pa.string()), ("truncated", pa.bool_())])
 
 
 def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_thought: ReadThought) -> None:
@@ -74,7 +74,7 @@ def _texts(text_of: TokenText) -> Callable[[pa.Array], pa.Array]:
 def _thoughts(read: ReadThought) -> Callable[[pa.Array | pa.ChunkedArray], pa.Array]:
     def thoughts(tokens: pa.Array | pa.ChunkedArray) -> pa.Array:
         values = [read(ids) for ids in tokens.to_pylist()]
-        return pa.array([one and {"text": one[0], "by_force": one[1]} for one in values], _THOUGHT_ARROW)
+        return pa.array([one and {"text": one[0], "truncated": one[1]} for one in values], _THOUGHT_ARROW)
 
     return thoughts
 
@@ -85,7 +85,7 @@ def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
 
 
 def _distil_targets(paths: RunPaths, index: Index) -> pa.Table:
-    """The distillation targets of all rounds, without tokens. Damaged files are left out; a row of `refused` says why."""
+    """The distillation targets of all rounds, without tokens. Damaged files are left out; a row of `rejected_files` says why."""
     empty = pa.schema(
         [("round", pa.string()), *(DISTIL_TARGET_SCHEMA.field(name) for name in _DISTIL_TARGET_COLUMNS)]
     ).empty_table()
@@ -95,7 +95,9 @@ def _distil_targets(paths: RunPaths, index: Index) -> pa.Table:
             try:
                 table = open_distil_targets(paths.distil_targets / name / file).table.select(_DISTIL_TARGET_COLUMNS)
             except DataError as error:
-                index.connection.execute("INSERT INTO refused VALUES (?, ?)", [f"distil_targets/{name}/{file}", str(error)])
+                index.connection.execute(
+                    "INSERT INTO rejected_files VALUES (?, ?)", [f"distil_targets/{name}/{file}", str(error)]
+                )
                 continue
             rounds = pa.array([name] * table.num_rows, pa.string())
             tables.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
@@ -117,7 +119,7 @@ def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table
 
 def _lines(index: Index, file: Path, keys: list[str]) -> list[tuple[list[Any], dict[str, Any]]]:
     """For each JSON line: the values of `keys`, and the other entries. Damaged lines are left out and counted in a row of
-    `refused`; a last line without an end may still be being written."""
+    `rejected_files`; a last line without an end may still be being written."""
     lines, damaged = [], 0
     for line in file.read_text(errors="replace").splitlines(keepends=True) if file.is_file() else ():
         try:
@@ -126,5 +128,7 @@ def _lines(index: Index, file: Path, keys: list[str]) -> list[tuple[list[Any], d
         except (ValueError, KeyError, AttributeError, TypeError):
             damaged += line.endswith("\n")
     if damaged:
-        index.connection.execute("INSERT INTO refused VALUES (?, ?)", [file.name, f"{damaged} lines of {file} cannot be read"])
+        index.connection.execute(
+            "INSERT INTO rejected_files VALUES (?, ?)", [file.name, f"{damaged} lines of {file} cannot be read"]
+        )
     return lines

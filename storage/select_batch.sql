@@ -19,21 +19,21 @@ SELECT
     power,
     phase,
     n,
-    spread,
+    return_range,
     oldest_version,
     getvariable('policy_version') - oldest_version AS group_lag,
-    spread > 1e-6 AS has_spread,
+    return_range > 1e-6 AS has_range,
     CASE
         WHEN uses >= getvariable('max_uses') THEN 'used'
         WHEN NOT usable THEN 'unusable'
         WHEN newest_version > getvariable('policy_version') THEN 'ahead'
         WHEN group_lag > getvariable('max_policy_lag') THEN 'expired'
-        WHEN NOT has_spread THEN 'zero_std'
+        WHEN NOT has_range THEN 'zero_std'
         ELSE 'eligible'
     END AS eligibility
 FROM advantage_groups LEFT JOIN uses USING (shard, start_group, power, phase);
 
--- 2. The start groups that the step can train on. Counts, lag, version and largest spread are those of their eligible advantage
+-- 2. The start groups that the step can train on. Counts, lag, version and largest return_range are those of their eligible advantage
 --    groups. Start groups in which the policy plays several powers have no `power`. `uniform` lies between 0 and 1 and follows from
 --    seed, step and the start group's name (md5: DuckDB may change its own hash).
 CREATE TEMP VIEW candidates AS
@@ -47,7 +47,7 @@ SELECT
     CASE WHEN min(power) = max(power) THEN min(power) ELSE '' END AS power,
     count(*) FILTER (eligibility = 'eligible') AS advantage_groups,
     sum(n) FILTER (eligibility = 'eligible') AS decisions,
-    max(spread) FILTER (eligibility = 'eligible') AS spread,
+    max(return_range) FILTER (eligibility = 'eligible') AS return_range,
     (md5_number_upper(concat_ws(':', getvariable('seed'), getvariable('step'), producer, start_group)) // 4096 + 0.5)
         / 4503599627370496 AS uniform
 FROM group_eligibility

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator
 from entente.telemetry.read_file import read_text
 from entente.telemetry.setting_marks import MAY_CHANGE_RECORDED, Settings
 
-BLENDS: dict[str, dict[str, float]] = {
+NAMED_WEIGHTS: dict[str, dict[str, float]] = {
     "centres": {"centres_gained": 1.0},
     "sum_of_squares": {"sos_share": 1.0},
     "draw_size": {"draw_share": 1.0},
@@ -41,9 +41,9 @@ def query_text(query: Any) -> Any:
 class StorageSettings(Settings):
     """How returns are computed, and how old the rows of a step may be."""
 
-    blend: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
+    reward_weights: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
     """Weight of each reward component in a return; `final_` before its name means its sum to the fork's end. Or the name of
-    a blend: centres, sum_of_squares, draw_size or dense."""
+    named weights: centres, sum_of_squares, draw_size or dense."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Factor per later decision of the same power in the fork."""
     max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2
@@ -53,18 +53,18 @@ class StorageSettings(Settings):
     selection: Annotated[str, BeforeValidator(query_text)] = ""
     """Your own SQL that chooses the start groups of a step: a .sql file, which is run without limits; empty: they are sampled."""
 
-    @field_validator("blend", mode="before")
+    @field_validator("reward_weights", mode="before")
     @classmethod
-    def _by_name(cls, blend: Any) -> Any:
-        if isinstance(blend, str):
-            if blend not in BLENDS:
-                raise ValueError(f"unknown blend {blend!r}; known ones are {', '.join(BLENDS)}")
-            return dict(BLENDS[blend])
-        return blend
+    def _by_name(cls, weights: Any) -> Any:
+        if isinstance(weights, str):
+            if weights not in NAMED_WEIGHTS:
+                raise ValueError(f"there are no weights named {weights!r}; known ones are {', '.join(NAMED_WEIGHTS)}")
+            return dict(NAMED_WEIGHTS[weights])
+        return weights
 
-    @field_validator("blend")
+    @field_validator("reward_weights")
     @classmethod
-    def _some_weight(cls, blend: dict[str, float]) -> dict[str, float]:
-        if not any(blend.values()):
+    def _some_weight(cls, weights: dict[str, float]) -> dict[str, float]:
+        if not any(weights.values()):
             raise ValueError("every component has weight 0, so all returns are 0; give at least one a nonzero weight")
-        return blend
+        return weights

@@ -19,7 +19,7 @@ FROM (
 
 -- What the model wrote before its orders: tokens, their logprob, text without the end marker, whether the budget ended it.
 CREATE VIEW thoughts AS
-SELECT decision_id, tokens, logprob, found."text" AS "text", found.by_force AS by_force
+SELECT decision_id, tokens, logprob, found."text" AS "text", found.truncated AS truncated
 FROM (
     SELECT *, read_thought(input_ids[prompt_len + 1 : prompt_len + tokens]) AS found,
         list_sum(behaviour_logprobs[:tokens]) AS logprob
@@ -39,13 +39,9 @@ SELECT
     count(DISTINCT (d.producer, d.start_group))::INTEGER AS start_groups,
     count(DISTINCT (d.producer, d.start_group, d.fork))::INTEGER AS forks,
     avg(d."return") AS mean_return,
-    (SELECT avg(g.spread) FROM advantage_groups AS g WHERE g.snapshot_id = d.snapshot_id) AS mean_spread,
+    (SELECT avg(g.return_range) FROM advantage_groups AS g WHERE g.snapshot_id = d.snapshot_id) AS mean_return_range,
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
-
--- The rows that the steps trained on.
-CREATE VIEW trained AS
-FROM batches ORDER BY step, place;
 
 -- Positions that a teacher labelled, with its most probable order set and the first proposal, which the student would play.
 CREATE VIEW distil_targets AS

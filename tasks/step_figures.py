@@ -34,7 +34,7 @@ class StepClock:
         self._step_began = now
         figures = trained.metrics | self._times(rolled, began, now) | await self._rollout_figures(rolled, began, now)
         before, self._events = self._events, self._resources.engine.events()
-        figures |= rolled.queue | outside_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
+        figures |= rolled.queue | endpoint_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
         self._steps += 1
         if self._steps % GIVE_BACK_STEPS == 0:
@@ -84,17 +84,17 @@ def rollout_metrics(counted: Figures, seconds: float) -> dict[str, float]:
         metrics["rollout/forced_share"] = counted["forced_tokens"] / completion
     if thoughts := counted.get("thoughts"):
         metrics["rollout/thought_tokens_mean"] = counted["thought_tokens"] / thoughts
-        metrics["rollout/thought_forced_share"] = counted["forced_thoughts"] / thoughts
+        metrics["rollout/thought_truncated_share"] = counted["forced_thoughts"] / thoughts
     return metrics
 
 
-def outside_figures(counts: AnswerCounts) -> dict[str, float]:
+def endpoint_figures(counts: AnswerCounts) -> dict[str, float]:
     """Metrics of the decisions by endpoints during the step; empty without any."""
     if not counts.answers:
         return {}
     return {
-        "rollout/outside_decisions": float(counts.answers),
-        "rollout/outside_unanswered": float(counts.unanswered),
-        "rollout/outside_missing_share": counts.missing / max(1, counts.orders),
-        "rollout/outside_illegal": float(counts.illegal),
+        "rollout/endpoint_decisions": float(counts.answers),
+        "rollout/endpoint_unanswered": float(counts.unanswered),
+        "rollout/endpoint_missing_share": counts.missing / max(1, counts.orders),
+        "rollout/endpoint_illegal": float(counts.illegal),
     }

@@ -156,7 +156,7 @@ def test_the_inference_workers_serve_the_model_of_the_run_and_are_asked_without_
     settings = RunSettings.model_validate(DEPLOYMENTS["train"]["parameters"]["settings"]).inference
     assert command.__name__ == "serve" and served["model"] == settings.model
     assert (served["host"], served["port"]) == ("0.0.0.0", container["ports"][0]["containerPort"])
-    for name in ("dtype", "max_model_length", "gpu_memory_share"):
+    for name in ("dtype", "max_model_length", "gpu_memory_utilization"):
         assert getattr(served["settings"], name) == getattr(settings, name)
     assert container["readinessProbe"]["httpGet"]["path"] == "/health"
 

@@ -68,11 +68,12 @@ def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_with
         layered_settings("laptop", [file])
     package({name: text for name, text in BLOCKS.items() if name.startswith("my_entente/")})
     settings = layered_settings("laptop", [file])
-    assert (settings.training.loss, settings.storage.blend) == (PLAIN, {CAREFUL: 1.0})
+    assert (settings.training.loss, settings.storage.reward_weights) == (PLAIN, {CAREFUL: 1.0})
 
 
 @pytest.mark.parametrize(
-    "settings", [{"rollouts": {"opponents": "stayer"}}, {"training": {"loss": "plain"}}, {"storage": {"blend": {"x:1": 1.0}}}]
+    "settings",
+    [{"rollouts": {"opponents": "stayer"}}, {"training": {"loss": "plain"}}, {"storage": {"reward_weights": {"x:1": 1.0}}}],
 )
 def test_a_name_that_is_neither_ours_nor_a_path_is_refused(settings: dict[str, Any]):
     with pytest.raises(InputError, match=r"There is no .* Known: .*; one of your own is named 'module:attribute'"):
@@ -95,8 +96,8 @@ def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):
         | {"shard": ["s"] * 4, "start_group": [0] * 4, "power": ["FRANCE"] * 4, "fork": [0, 0, 1, 1], "phase_index": [0, 1, 0, 1]}
     )
     assert returns_of(rows, {CAREFUL: 1.0}, 1.0).tolist() == [0.0, -2.0, -6.0, -6.0]
-    blend = {CAREFUL: 0.5, f"final_{CAREFUL}": 1.0, "centres_gained": 1.0}
-    assert returns_of(rows, blend, 0.0).tolist() == [3.0, -4.0, -6.0, -12.0]
+    reward_weights = {CAREFUL: 0.5, f"final_{CAREFUL}": 1.0, "centres_gained": 1.0}
+    assert returns_of(rows, reward_weights, 0.0).tolist() == [3.0, -4.0, -6.0, -12.0]
 
 
 def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
@@ -115,7 +116,7 @@ def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     kind = policy_loss(PLAIN)
     found = kind.of(tokens, TrainingSettings(loss=PLAIN))
     expected = [-math.exp(a - b) * w for a, b, w in zip(now[:2], then[:2], worth[:2], strict=True)]
-    assert found.loss.tolist() == pytest.approx([*expected, 0.0]) and found.left_out.tolist() == [False, False, True]
+    assert found.loss.tolist() == pytest.approx([*expected, 0.0]) and found.outlier.tolist() == [False, False, True]
     assert kind.denominator(3, 2) == 3
 
 
@@ -142,7 +143,7 @@ def of(tokens, settings):
     return {}
 part = PolicyLoss(of=of, per_decision=False)
 """
-DETACHED = "TokenLoss(loss=torch.ones(4), clipped_low=no, clipped_high=no, left_out=no)"
+DETACHED = "TokenLoss(loss=torch.ones(4), clipped_low=no, clipped_high=no, outlier=no)"
 
 
 @pytest.mark.parametrize(

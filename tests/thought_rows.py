@@ -30,8 +30,8 @@ def add_thoughts(paths: RunPaths, thoughts: Sequence[tuple[str, bool]]) -> None:
     for file in [file for file in paths.shards.rglob("*.arrow") if not file.name.endswith(".phases.arrow")]:
         table = open_shard(file)
         rows, phases = table.to_pylist(), [PlayedPhase(**row) for row in open_phases(file, table).to_pylist()]
-        for row, (text, by_force) in zip(rows, list(thoughts) * len(rows), strict=False):
-            _insert(row, ids(text), by_force, marker, ids("ORDERS:\n"), [-1 - eos, tokenizer.get_vocab_size()])
+        for row, (text, truncated) in zip(rows, list(thoughts) * len(rows), strict=False):
+            _insert(row, ids(text), truncated, marker, ids("ORDERS:\n"), [-1 - eos, tokenizer.get_vocab_size()])
         metadata = {name.decode(): value.decode() for name, value in (table.schema.metadata or {}).items()}
         after, first = int(metadata.pop("next_start_group")), min(row["start_group"] for row in rows)
         for old in file.parent.glob(f"{file.stem}.*"):
@@ -41,10 +41,10 @@ def add_thoughts(paths: RunPaths, thoughts: Sequence[tuple[str, bool]]) -> None:
         publish_shard(paths, file.parent.name, first, [Decision(**row) for row in rows], phases, own, next_start_group=after)
 
 
-def _insert(row: dict[str, Any], text: list[int], by_force: bool, marker: int, closing: list[int], any_id: list[int]) -> None:
+def _insert(row: dict[str, Any], text: list[int], truncated: bool, marker: int, closing: list[int], any_id: list[int]) -> None:
     """Make a thought the first part of the row's completion."""
-    thought = text if by_force else [*text, marker]
-    forced = [marker, *closing] if by_force else closing
+    thought = text if truncated else [*text, marker]
+    forced = [marker, *closing] if truncated else closing
     begin = row["prompt_len"]
     row["input_ids"] = [*row["input_ids"][:begin], *thought, *forced, *row["input_ids"][begin:]]
     row["behaviour_logprobs"] = [LOGPROB] * len(thought) + [0.0] * len(forced) + row["behaviour_logprobs"]

@@ -35,13 +35,13 @@ def recommend(device: Device, figures: Mapping[str, Figures]) -> list[Advice]:
         advice += [Advice(f"{section}.dtype", "bfloat16", "the dtype of every stage") for section in ("inference", "training")]
         if share := engine_share(card, step):
             taken = f"the trainer takes {peak_gib(step):.0f} of {card['total_bytes'] / _GIB:.0f} GiB"
-            advice.append(Advice("inference.gpu_memory_share", share, taken if step else "the trainer's memory is unknown"))
+            advice.append(Advice("inference.gpu_memory_utilization", share, taken if step else "the trainer's memory is unknown"))
     if rates := _numbered(engine, "decisions_per_s."):
         most = smallest_near_best(rates)
         reason = f"{rates[most]:.0f} decisions/s, of at most {max(rates.values()):.0f}"
         advice.append(Advice("inference.max_sequences", most, reason))
     if step.get("recompute"):
-        advice.append(Advice("training.recompute", True, "without it no step fitted into memory"))
+        advice.append(Advice("training.gradient_checkpointing", True, "without it no step fitted into memory"))
     if budgets := _numbered(step, "tokens_per_s."):
         budget = smallest_near_best(budgets)
         reason = f"{budgets[budget]:,.0f} unique tokens/s, of at most {max(budgets.values()):,.0f}"

@@ -185,7 +185,7 @@ def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, t
     if plan.needed > machine.memory:
         rows["warning"] = (
             "the run may need more memory than is there: lower inference.max_sequences or inference.max_model_length, or set "
-            "training.recompute"
+            "training.gradient_checkpointing"
         )
     if machine.gpu_total:
         rows |= {"gpu_reserved_bytes": plan.gpu_needed, "gpu_free_bytes": machine.gpu_free}

@@ -9,14 +9,14 @@ from entente.cli.options import AsJson, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import print_json
 from entente.evaluation.protocols import protocols
-from entente.players.endpoint import OutsideSettings
+from entente.players.endpoint import EndpointSettings
 from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
 _MATCH = Group("Matches", help="Whole games between several players; any of these options starts one.")
-_SEARCH = Group("Search", help="With --pick search, or for players such as v20+search and dumbbot+search.")
-_OUTSIDE = Group("Outside", help="For players such as openai:model@http://host:port/v1.")
+_SEARCH = Group("Search", help="With --strategy search, or for players such as v20+search and dumbbot+search.")
+_ENDPOINT = Group("Endpoints", help="For players such as openai:model@http://host:port/v1.")
 
 
 def evaluate(
@@ -57,14 +57,16 @@ def evaluate(
         Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Start positions of games; default: spring 1901.")
     ] = None,
     years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
-    at_once: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
+    concurrency: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
     seed: Annotated[
         int | None, Parameter(group=_MATCH, help="Seed of start positions, sampling and scripted players; default: 1000.")
     ] = None,
     temperature: Annotated[float | None, Parameter(help="Sampling temperature of versions; default: 1.")] = None,
-    pick: Annotated[Literal["sample", "search"], Parameter(help="How versions choose orders: sampled, or by search.")] = "sample",
+    strategy: Annotated[
+        Literal["sample", "search"], Parameter(help="How versions choose orders: sampled, or by search.")
+    ] = "sample",
     search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
-    outside: Annotated[OutsideSettings | None, Parameter(group=_OUTSIDE, help="Settings of requests to endpoints.")] = None,
+    endpoint: Annotated[EndpointSettings | None, Parameter(group=_ENDPOINT, help="Settings of requests to endpoints.")] = None,
     json: AsJson = False,
 ) -> None:
     """Score a policy version on held-out positions, or play whole games between versions, models and scripted players.
@@ -96,26 +98,26 @@ def evaluate(
 
         entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
 
-        entente evaluate --run mine --pick search --search.playouts 32
+        entente evaluate --run mine --strategy search --search.playouts 32
 
         entente evaluate --run mine --players newest+search,dumbbot+search,dumbbot --opponents dumbbot --search.years 2
     """
     opponents = [name for words in opponents for name in words.split(",")] if opponents else None
-    asked = {"games": games, "measure": measure, "start": start, "years": years, "at_once": at_once, "seed": seed}
+    asked = {"games": games, "measure": measure, "start": start, "years": years, "concurrency": concurrency, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
-    play = _play(temperature, pick, search)
-    if search is not None and pick != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
+    play = _play(temperature, strategy, search)
+    if search is not None and strategy != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
         from entente.telemetry.errors import InputError
 
         raise InputError(
-            "--search settings are given, but nobody searches: add --pick search, or name a player such as v20+search"
+            "--search settings are given, but nobody searches: add --strategy search, or name a player such as v20+search"
         )
-    if outside is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
+    if endpoint is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
         from entente.telemetry.errors import InputError
 
-        raise InputError("--outside settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
+        raise InputError("--endpoint settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
     if match is not None:
-        asks = {"outside": outside.model_dump()} if outside is not None else {}
+        asks = {"endpoint": endpoint.model_dump()} if endpoint is not None else {}
         match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | asks)
     from entente.evaluation.contestants import check_searches, needs_run, resolve_contestants
 
@@ -128,7 +130,7 @@ def evaluate(
             contestants = resolve_contestants(some, run, runs_root)
             check_searches(contestants, match)
             uses_engine |= any(player.run for player in contestants)
-    elif play.pick == "search":
+    elif play.strategy == "search":
         from entente.players.search import check_search
 
         check_search(play.search)
@@ -162,10 +164,10 @@ def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: l
     return evaluation
 
 
-def _play(temperature: float | None, pick: str, search: SearchSettings | None) -> Any:
+def _play(temperature: float | None, strategy: str, search: SearchSettings | None) -> Any:
     from entente.evaluation.settings import PlaySettings
 
-    asked: dict[str, Any] = {"pick": pick} if pick == "search" else {}
+    asked: dict[str, Any] = {"strategy": strategy} if strategy == "search" else {}
     if temperature is not None:
         asked["temperature"] = temperature
     if search is not None:

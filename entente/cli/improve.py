@@ -52,7 +52,7 @@ def improve(
     result = run_flow(lambda: improve_policy(run, runs_root, settings))
     for each in result["rounds"]:
         loss = f", distillation loss {each['train/distil_loss']:.3f} nats a token" if "train/distil_loss" in each else ""
-        score = f", {each['score/track']:+.2f} centres" if "score/track" in each else ""
+        score = f", {each['score/eval']:+.2f} centres" if "score/eval" in each else ""
         print(
             f"round {each['round']}: {each['distil_targets']} distillation targets, then version {each['version']}{loss}{score}"
         )

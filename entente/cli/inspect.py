@@ -72,7 +72,7 @@ def group(
     facts = pair.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
-    summary = f"{facts['n']} forks, returns {facts['spread']:.3g} apart, {usable}, trained on by {facts['used']} steps"
+    summary = f"{facts['n']} forks, returns {facts['return_range']:.3g} apart, {usable}, trained on by {facts['used']} steps"
     forks = Table("fork", "return", "version", "status", "decision", box=None)
     for member in pair.members:
         values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])

@@ -169,7 +169,7 @@ def publish(
     source: Annotated[str, Parameter(help="A model's name or folder; a run, for its newest version; or a version (mine:v20).")],
     *,
     to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
-    figures: Annotated[
+    results: Annotated[
         list[Path] | None,
         Parameter(help="Match files of this model, for the model card; always includes those of a version's run.", negative=""),
     ] = None,
@@ -184,15 +184,15 @@ def publish(
 
         entente model publish strong --to models/strong
 
-        entente evaluate --players runs/_models/strong,dumbbot --opponents dumbbot --games 70      prints figures and stores them
+        entente evaluate --players runs/_models/strong,dumbbot --opponents dumbbot --games 70      prints and stores the results
 
-        entente model publish strong --to models/strong --figures runs/_matches/*.json
+        entente model publish strong --to models/strong --results runs/_matches/*.json
 
         entente model publish mine:v20 --to models/mine
     """
     from entente.reports.publish import find_model, publish_model
 
-    print(publish_model(find_model(source, runs_root), to, runs_root, figures or ()))
+    print(publish_model(find_model(source, runs_root), to, runs_root, results or ()))
 
 
 def export(

@@ -49,10 +49,10 @@ def sql(
 ) -> None:
     """Query a run's rows with DuckDB SQL, even while it trains. Takes no locks and changes nothing. Ctrl-C stops the query.
 
-    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on; trained: the same in order),
+    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on),
     phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which
     groups the next step could train on), candidates (its start groups), thoughts (what the model wrote before its orders),
-    metrics (step, name, value), devices (its GPUs), distil_targets (what a teacher answered), refused.
+    metrics (step, name, value), devices (its GPUs), distil_targets (what a teacher answered), rejected_files.
 
     Examples
 
@@ -105,7 +105,7 @@ def _form(format: Format | None, output: Path | None) -> Format:
 
 
 def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = None) -> "tuple[DuckDBPyConnection, RunText]":
-    """Connect to a run with its own return blend and discount, so that "return" is the trainer's; also its tokens' text."""
+    """Connect to a run with its own reward weights and discount, so that "return" is the trainer's; also its tokens' text."""
     from storage.run_sql import connect
 
     text = RunText(settings, run)

@@ -45,7 +45,7 @@ def watch(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    beat_s: Annotated[float, Parameter(help="Seconds between two updates.")] = 2.0,
+    interval_s: Annotated[float, Parameter(help="Seconds between two updates.")] = 2.0,
     once: Annotated[bool, Parameter(help="Print one screen and exit.", negative="")] = False,
 ) -> None:
     """Watch a run: progress, curves, where its time goes, and alerts. It only reads the run's files.
@@ -61,8 +61,8 @@ def watch(
     from entente.reports.read_run import read_run
     from storage.runs import RunPaths
 
-    if beat_s <= 0:
-        raise InputError(f"--beat-s must be above 0, not {beat_s:g}")
+    if interval_s <= 0:
+        raise InputError(f"--interval-s must be above 0, not {interval_s:g}")
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
     progress = read_run(paths)
     if once or not console.is_terminal:
@@ -70,7 +70,7 @@ def watch(
         return
     with Live(_screen(progress), console=console, refresh_per_second=4) as live:
         while not progress.is_over:
-            time.sleep(beat_s)
+            time.sleep(interval_s)
             progress = read_run(paths)
             live.update(_screen(progress))
 

@@ -94,12 +94,12 @@ class Thought:
     """Of these tokens, nats."""
     text: str | None
     """Without the end marker; None without a tokenizer."""
-    by_force: bool | None
+    truncated: bool | None
     """True if the budget ended it, False if the model sampled the end marker, None without a tokenizer."""
 
     @property
     def sentence(self) -> str:
-        ended = {None: "", True: ", ended by force", False: ", ended by itself"}[self.by_force]
+        ended = {None: "", True: ", ended by force", False: ", ended by itself"}[self.truncated]
         words = f"{self.tokens} token" if self.tokens == 1 else f"{self.tokens:,} tokens"
         return f"thought of {words}{ended}, log-probability {self.logprob:.2f}"
 
@@ -115,12 +115,12 @@ def thought_of(
     tokens = thought_length(legal_ids, legal_offsets)
     if tokens == 0:
         return None
-    text, by_force = (None, None) if codec is None else read_thought(completion[:tokens], codec)
-    return Thought(tokens=tokens, logprob=float(sum(logprobs[:tokens])), text=text, by_force=by_force)
+    text, truncated = (None, None) if codec is None else read_thought(completion[:tokens], codec)
+    return Thought(tokens=tokens, logprob=float(sum(logprobs[:tokens])), text=text, truncated=truncated)
 
 
 def read_thought(ids: Sequence[int], codec: Codec) -> tuple[str, bool]:
     thinking = thinking_of(codec, 1)  # the marker does not depend on the budget
     assert thinking is not None
-    by_force = ids[-1] != thinking.marker
-    return codec.decode(ids if by_force else ids[:-1]), by_force
+    truncated = ids[-1] != thinking.marker
+    return codec.decode(ids if truncated else ids[:-1]), truncated

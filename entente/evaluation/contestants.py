@@ -64,8 +64,8 @@ class Contestant:
         return replace(self, name=self.name.removesuffix(SEARCHES), searches=False)
 
     def searches_by(self, play: PlaySettings) -> bool:
-        """True if its name ends with '+search', or if it is a version and `play.pick` is 'search'."""
-        return self.searches or (self.is_policy and play.pick == "search")
+        """True if its name ends with '+search', or if it is a version and `play.strategy` is 'search'."""
+        return self.searches or (self.is_policy and play.strategy == "search")
 
 
 def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:

@@ -38,7 +38,7 @@ class MatchRecord:
 
 
 _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
-_NOT_IN_LABEL = {"protocol", "games", "measure", "at_once", "outside"}
+_NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:

@@ -127,9 +127,9 @@ async def play_match(
     on_game: OnGame | None = None,
     progress: GameProgress | None = None,
 ) -> list[GameResult]:
-    """Play the games, `settings.at_once` at a time; results in plan order. Raises EngineError if a game failed: there is no
+    """Play the games, `settings.concurrency` at a time; results in plan order. Raises EngineError if a game failed: there is no
     partial result, because part of a round would be biased."""
-    slots = asyncio.Semaphore(settings.at_once)
+    slots = asyncio.Semaphore(settings.concurrency)
 
     async def play(plan: GamePlan) -> GameResult:
         async with slots:

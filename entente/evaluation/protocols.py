@@ -14,7 +14,7 @@ from entente.evaluation.settings import MatchSettings, Measure
 from entente.players.opponents import is_endpoint
 from entente.telemetry.errors import InputError
 
-_FREE = {"games", "at_once", "seed"}
+_FREE = {"games", "concurrency", "seed"}
 """Settings that a user may combine with a protocol; with fewer games the table is marked as a part."""
 
 

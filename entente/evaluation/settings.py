@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from entente.game.scripted import SEARCHES
-from entente.players.endpoint import OutsideSettings
+from entente.players.endpoint import EndpointSettings
 from entente.players.search_settings import SearchSettings
 from entente.telemetry.setting_marks import Seed, Settings
 
@@ -41,7 +41,7 @@ class PlaySettings(Settings):
 
     temperature: Annotated[float, Field(gt=0, le=4)] = 1.0
     """Sampling temperature; below 1 the likelier orders are sampled more often than the policy says."""
-    pick: Literal["sample", "search"] = "sample"
+    strategy: Literal["sample", "search"] = "sample"
     """How a version chooses: it plays what it samples, or the best of the search of `search`."""
     search: SearchSettings = SearchSettings()
     """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
@@ -49,10 +49,10 @@ class PlaySettings(Settings):
     def how(self, players: Iterable[str] = ()) -> str:
         """Non-default play in words: temperature, and the search if one of `players` searches; may be empty."""
         parts = [f"temperature {self.temperature:g}"] if self.temperature != 1 else []
-        if self.pick == "search" or any(name.endswith(SEARCHES) for name in players):
+        if self.strategy == "search" or any(name.endswith(SEARCHES) for name in players):
             from entente.evaluation.intervals import format_count  # loads NumPy, which reading settings does not need
 
-            search, who = self.search, "versions" if self.pick == "search" else f"'{SEARCHES}'"
+            search, who = self.search, "versions" if self.strategy == "search" else f"'{SEARCHES}'"
             others = f" and {', '.join(search.scripted)}" if search.scripted else ""
             parts.append(
                 f"search of {who}: {format_count(search.proposals, 'proposals')}{others}, "
@@ -87,11 +87,11 @@ class MatchSettings(PlaySettings):
     measure: Measure = "sos"
     """What the comparison of players is about; the share of squared centres tells players apart where games are cut
     off before anybody has won."""
-    at_once: Annotated[int, Field(ge=1, le=1024)] = 28
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time."""
     seed: Seed = MATCH_SEED
     """Seed of starts and of all random numbers: games of two seeds are independent."""
-    outside: OutsideSettings = OutsideSettings()
+    endpoint: EndpointSettings = EndpointSettings()
     """How players that are endpoints are asked."""
 
     @property

@@ -112,7 +112,7 @@ def plan_memory(shape: ModelShape, settings: InferenceSettings, machine: Machine
         reserved = weights + kv_cache if on_gpu else 0
         block = 1
     else:
-        reserved = int(machine.gpu_total * settings.gpu_memory_share)
+        reserved = int(machine.gpu_total * settings.gpu_memory_utilization)
         kv_cache = reserved - weights if on_gpu else settings.kv_cache_gib * GIB
     return MemoryPlan(
         weights=weights,
@@ -225,20 +225,20 @@ def check_memory(
 def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, trainer: int) -> None:
     if plan.gpu_needed > machine.gpu_free:
         raise InputError(
-            f"inference.gpu_memory_share {settings.gpu_memory_share} asks for {size_text(plan.gpu_needed)} of the GPU, but "
-            f"{size_text(machine.gpu_free)} are free: stop what uses it, or lower the share"
+            f"inference.gpu_memory_utilization {settings.gpu_memory_utilization} asks for {size_text(plan.gpu_needed)} of the "
+            f"GPU, but {size_text(machine.gpu_free)} are free: stop what uses it, or lower the share"
         )
     if plan.kv_cache <= 0:
         raise InputError(
-            f"the model's weights take {size_text(plan.weights)}, but inference.gpu_memory_share {settings.gpu_memory_share} "
-            f"gives the engine {size_text(plan.gpu_needed)}: raise the share, or choose a smaller model"
+            f"the model's weights take {size_text(plan.weights)}, but inference.gpu_memory_utilization "
+            f"{settings.gpu_memory_utilization} gives the engine {size_text(plan.gpu_needed)}: raise it, or choose a smaller model"
         )
     if trainer and plan.gpu_needed + trainer + 2 * CONTEXT_BYTES > machine.gpu_free:
         room = max(0, machine.gpu_free - trainer - 2 * CONTEXT_BYTES)
         fits = int(100 * room / machine.gpu_total) / 100
         lower = f"lower the share to {fits:g}" if room > plan.weights else "use servers on other GPUs (inference.urls)"
         raise InputError(
-            f"engine and trainer share the GPU: inference.gpu_memory_share {settings.gpu_memory_share} takes "
+            f"engine and trainer share the GPU: inference.gpu_memory_utilization {settings.gpu_memory_utilization} takes "
             f"{size_text(plan.gpu_needed)} and the trainer at least {size_text(trainer)}, but {size_text(machine.gpu_free)} are "
             f"free: {lower}, or lower training.token_budget"
         )
@@ -249,7 +249,7 @@ def _check_trainer_card(machine: Machine, needed: int) -> None:
     if total and needed > free:
         raise InputError(
             f"the trainer needs at least {size_text(needed)} of the GPU, but {size_text(free)} are free: stop what uses it, "
-            "lower training.token_budget, or set training.recompute"
+            "lower training.token_budget, or set training.gradient_checkpointing"
         )
 
 
@@ -272,13 +272,13 @@ def this_machine(cards: CardPlan) -> Machine:
 def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
     """Largest share of its GPU that the trainer's tensors may allocate; 0: no limit, because it has a GPU of its own.
 
-    vLLM does not start unless `gpu_memory_share` is free (`request_memory` in `v1/worker/utils.py`), and a trainer keeps freed
-    memory when an engine restarts, so it gets at most the rest, less a context for each process.
+    vLLM does not start unless `gpu_memory_utilization` is free (`request_memory` in `v1/worker/utils.py`), and a trainer keeps
+    freed memory when an engine restarts, so it gets at most the rest, less a context for each process.
     """
     if not cards.shared or engine_family(settings) == "torch":
         return 0.0
     smallest = min(card.total for card in cards.trainer)
-    return max(0.01, 1 - settings.gpu_memory_share - 2 * CONTEXT_BYTES / smallest)
+    return max(0.01, 1 - settings.gpu_memory_utilization - 2 * CONTEXT_BYTES / smallest)
 
 
 def free_memory() -> int:

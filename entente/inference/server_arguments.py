@@ -40,7 +40,7 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--max-num-seqs": settings.max_sequences,
         "--max-num-batched-tokens": settings.max_batched_tokens,
         "--block-size": CACHE_BLOCK,
-        "--gpu-memory-utilization": settings.gpu_memory_share,
+        "--gpu-memory-utilization": settings.gpu_memory_utilization,
         "--tensor-parallel-size": settings.tensor_parallel,
         "--logits-processors": PROCESSOR,
         # The processor samples, and leaves the token's log-probability as its logit.

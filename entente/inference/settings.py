@@ -34,7 +34,7 @@ class InferenceSettings(Settings):
     """Maximum length of prompt plus completion, in tokens; a longer prompt is an error."""
     kv_cache_gib: Annotated[int, MAY_CHANGE, Field(ge=1)] = 1
     """Size of the KV cache on a CPU, in GiB."""
-    gpu_memory_share: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
+    gpu_memory_utilization: Annotated[float, MAY_CHANGE, Field(gt=0, lt=1)] = 0.85
     """Fraction of the GPU's memory that the engine may use; lower it if the trainer uses the same GPU."""
     cards: Annotated[tuple[Annotated[int, Field(ge=0)], ...], MAY_CHANGE] = ()
     """GPUs of the engine, counted from 0 among the visible ones; none: the first `tensor_parallel`."""

@@ -18,7 +18,7 @@ _NAME = re.compile(
 """No user, query or fragment, which could contain a key, and no separators of the table of opponents."""
 
 
-class OutsideSettings(Settings):
+class EndpointSettings(Settings):
     """How OpenAI-compatible endpoints are called, those of players such as 'openai:model@http://host:port/v1'."""
 
     answer_tokens: Annotated[int, Field(ge=16)] = 2048

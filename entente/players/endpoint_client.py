@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from entente.players.endpoint import Endpoint, OutsideSettings
+from entente.players.endpoint import Endpoint, EndpointSettings
 from entente.players.read_answer import without_thoughts
 from entente.telemetry.errors import EngineError, EngineLostError
 from entente.telemetry.progress import reporter, shown
@@ -58,7 +58,7 @@ class _Refused(Exception):
 
 
 class EndpointClient:
-    def __init__(self, endpoint: Endpoint, settings: OutsideSettings) -> None:
+    def __init__(self, endpoint: Endpoint, settings: EndpointSettings) -> None:
         self.endpoint = endpoint
         self._settings, self._key = settings, endpoint.key
         self._session: aiohttp.ClientSession | None = None
@@ -85,7 +85,7 @@ class EndpointClient:
                 if reply.cut_off and not self._was_cut_off:
                     self._was_cut_off = True
                     reporter().say(
-                        f"{self.endpoint.name} reached outside.answer_tokens {self._settings.answer_tokens} before an answer "
+                        f"{self.endpoint.name} reached endpoint.answer_tokens {self._settings.answer_tokens} before an answer "
                         "ended; an unfinished thought counts as no answer: raise the limit"
                     )
                 return reply

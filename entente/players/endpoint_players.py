@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.prompts import PromptSettings, board_text, power_text
-from entente.players.endpoint import OutsideSettings, read_endpoint
+from entente.players.endpoint import EndpointSettings, read_endpoint
 from entente.players.endpoint_client import EndpointClient
 from entente.players.policy import DecisionRequest
 from entente.players.read_answer import AnswerCounts, no_answer, read_answer
@@ -88,7 +88,7 @@ class AnswerFile:
 
 
 class OutsideDecider:
-    def __init__(self, name: str, players: "OutsidePlayers") -> None:
+    def __init__(self, name: str, players: "EndpointPlayers") -> None:
         self.name, self._players = name, players
         self._counts: dict[str, AnswerCounts] = {}
 
@@ -109,10 +109,10 @@ class OutsideDecider:
         return sum(counts.values(), AnswerCounts())
 
 
-class OutsidePlayers:
+class EndpointPlayers:
     """The endpoints of one match or run, and their answers. Call the deciders on one event loop."""
 
-    def __init__(self, names: Iterable[str], file: Path, settings: OutsideSettings) -> None:
+    def __init__(self, names: Iterable[str], file: Path, settings: EndpointSettings) -> None:
         self._settings = settings
         self._file = AnswerFile(file)
         self._clients = {name: EndpointClient(read_endpoint(name), settings) for name in names}
@@ -144,7 +144,7 @@ class OutsidePlayers:
             spent, budget = self._file.tokens, self._settings.token_budget
             if budget and spent >= budget:
                 raise EngineError(
-                    f"the endpoints have used {spent} tokens of outside.token_budget {budget}: run the command again with a "
+                    f"the endpoints have used {spent} tokens of endpoint.token_budget {budget}: run the command again with a "
                     "larger budget; games that ended and all answers are kept"
                 )
             reply = await self._clients[name].ask(asked)

@@ -155,7 +155,7 @@ def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     if _sum(chosen, "rollout/preemptions"):
         return [
             f"The engine preempted {_sum(chosen, 'rollout/preemptions'):.0f} requests because its KV cache was full: raise "
-            "inference.gpu_memory_share (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
+            "inference.gpu_memory_utilization (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
         ]
     if queue > work > 0:
         return [

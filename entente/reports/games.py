@@ -69,7 +69,7 @@ def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
 def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
     games = games_of(connection)
     if not games:
-        if refused := connection.sql("SELECT sentence FROM refused ORDER BY shard").fetchall():
+        if refused := connection.sql("SELECT reason FROM rejected_files ORDER BY shard").fetchall():
             raise DataError(f"run '{run}' has no game that can be read: {refused[0][0]}")
         raise InputError(f"run '{run}' has played no game yet: there is nothing to replay")
     if asked in _CHOICES:
@@ -120,7 +120,7 @@ def _by_number(connection: duckdb.DuckDBPyConnection, games: list[GameName], run
 
 def _say_if_damaged(connection: duckdb.DuckDBPyConnection, asked: str, group: int, games: list[GameName]) -> None:
     """Raise DataError if the start group is in a damaged shard: the last one that begins at or before it."""
-    for shard, sentence in connection.sql("SELECT shard, sentence FROM refused ORDER BY shard DESC").fetchall():
+    for shard, sentence in connection.sql("SELECT shard, reason FROM rejected_files ORDER BY shard DESC").fetchall():
         number = re.search(r"(\d+)\.arrow$", shard)
         between = [game for game in games if number and int(number[1]) < game.start_group < group]
         if number and int(number[1]) <= group and not between:

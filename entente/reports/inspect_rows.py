@@ -124,11 +124,11 @@ class Inspector:
         )
 
     def group(self, start_group: int, power: str | None, phase: str | None) -> Forked:
-        """The start group's advantage group with the largest spread of returns, within `power` and `phase` if set."""
+        """The start group's advantage group with the largest return_range of returns, within `power` and `phase` if set."""
         asked = {"start_group": start_group, "power": power and power.upper(), "phase": phase and phase.upper()}
         asked = {name: value for name, value in asked.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in asked)
-        widest = f"SELECT * FROM groups WHERE {where} ORDER BY usable DESC, spread DESC, phase, power LIMIT 1"
+        widest = f"SELECT * FROM groups WHERE {where} ORDER BY usable DESC, return_range DESC, phase, power LIMIT 1"
         rows = _rows(self._connection, widest, *asked.values())
         if not rows:
             words = ", ".join(f"{name} {value}" for name, value in asked.items())

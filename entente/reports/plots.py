@@ -147,7 +147,7 @@ def health(facts: RunFacts) -> list[tuple[str, str]]:
                 [
                     ("low", BLUE, facts.series("train/clip_ratio_low")),
                     ("high", ORANGE, facts.series("train/clip_ratio_high")),
-                    ("left out", GREY, facts.series("train/left_out_share")),
+                    ("left out", GREY, facts.series("train/outlier_share")),
                 ],
                 per_cent=True,
             ),

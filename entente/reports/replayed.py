@@ -94,7 +94,7 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
 def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tuple[int, str], dict[str, Any]]:
     question = """
         SELECT d.*, (
-            SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM trained AS b WHERE b.decision_id = d.decision_id
+            SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM batches AS b WHERE b.decision_id = d.decision_id
         ) AS used
         FROM decisions AS d WHERE d.shard = ? AND d.start_group = ? AND d.fork = ?
     """

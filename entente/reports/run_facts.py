@@ -85,7 +85,7 @@ def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
 def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
     if not paths.shards.is_dir():
         return None
-    returns = {name: storage[name] for name in ("blend", "discount") if name in storage}
+    returns = {name: storage[name] for name in ("reward_weights", "discount") if name in storage}
     with connect(paths.root, StorageSettings(**returns)) as connection:
         return _ask(connection)
 
@@ -100,6 +100,6 @@ def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
     return RowFacts(
         return_of_all=dict(connection.sql(sampled).fetchall()),
         failures=connection.sql(failed).fetchall(),
-        refused=connection.sql("SELECT shard, sentence FROM refused ORDER BY shard").fetchall(),
+        refused=connection.sql("SELECT shard, reason FROM rejected_files ORDER BY shard").fetchall(),
         decisions=decisions,
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from entente.inference.engine import Engine
 from entente.inference.host import EngineHost
-from entente.players.endpoint import OutsideSettings
-from entente.players.endpoint_players import OutsidePlayers
+from entente.players.endpoint import EndpointSettings
+from entente.players.endpoint_players import EndpointPlayers
 from entente.players.past_versions import PastVersions
 from entente.players.policy import Tokens
 from entente.rollouts.league import League
@@ -31,13 +31,13 @@ class RolloutResources:
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
-    outside: OutsideSettings = field(default_factory=OutsideSettings)
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     spans: Spans = field(default_factory=Spans)
     league: League = field(init=False)
     past: PastVersions = field(init=False)
-    endpoints: OutsidePlayers = field(init=False)
+    endpoints: EndpointPlayers = field(init=False)
 
     def __post_init__(self) -> None:
         self.league = League(self.paths, self.rollouts.start_groups)
         self.past = PastVersions(self.paths, self.engine, self.tokens, always=self.rollouts.lasting_versions)
-        self.endpoints = OutsidePlayers(self.rollouts.endpoints, self.paths.answers, self.outside)
+        self.endpoints = EndpointPlayers(self.rollouts.endpoints, self.paths.answers, self.endpoint)

@@ -8,7 +8,7 @@ from entente.settings.run_settings import PipelineSettings, RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.extensions import check_named
 from entente.training.settings import LOSSES
-from storage.rewards import check_blend
+from storage.rewards import check_reward_weights
 from storage.runs import check_run_name
 from storage.settings import StorageSettings
 
@@ -58,7 +58,7 @@ def check_settings(settings: RunSettings) -> None:
 def check_objective(settings: RunSettings) -> None:
     """Raise InputError if the loss or a reward component exists neither here nor in an installed package; does not load the
     loss."""
-    check_blend(settings.storage.blend)
+    check_reward_weights(settings.storage.reward_weights)
     try:
         check_named("loss", settings.training.loss, LOSSES)
     except InputError as error:

@@ -149,7 +149,7 @@ def trainer_bytes(settings: RunSettings, shape: ModelShape | None, machine: Mach
         dtype=training.dtype,
         targets=training.lora_targets,
         tokens=(training.token_budget or CPU_TOKENS) if on_cpu else 0,
-        recompute=training.recompute,
+        recompute=training.gradient_checkpointing,
     )
 
 
@@ -164,5 +164,5 @@ def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: 
         dtype=training.dtype,
         targets=training.lora_targets,
         tokens=training.token_budget or settings.inference.max_model_length,
-        recompute=training.recompute,
+        recompute=training.gradient_checkpointing,
     )

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 from entente.evaluation.settings import EvaluationSettings
 from entente.game.prompts import PromptSettings
 from entente.inference.settings import InferenceSettings
-from entente.players.endpoint import OutsideSettings
+from entente.players.endpoint import EndpointSettings
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.machine import plan_threads, usable_cores
 from entente.telemetry.setting_marks import (
@@ -66,7 +66,7 @@ class RunSettings(Settings):
     """Format of prompts and completions."""
     rollouts: RolloutSettings = RolloutSettings()
     """The rollouts of one step."""
-    outside: Annotated[OutsideSettings, MAY_CHANGE] = OutsideSettings()
+    endpoint: Annotated[EndpointSettings, MAY_CHANGE] = EndpointSettings()
     """How endpoints among the opponents are asked."""
     storage: StorageSettings = StorageSettings()
     """Returns and the staleness budget."""

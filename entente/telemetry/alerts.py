@@ -146,7 +146,7 @@ class Watch:
         return f"trainer and engine differ by {now:.2g} nats (99th percentile at lag 0), usually by {usual:.2g}"
 
     def _ratio(self) -> str | None:
-        off, clipped = self._last("train/ratio_off_p99") or 0.0, self._last("train/masked_share") or 0.0
+        off, clipped = self._last("train/ratio_deviation_p99") or 0.0, self._last("train/masked_share") or 0.0
         if off <= RATIO_OFF and clipped <= CLIPPED_SHARE:
             return None
         return (

@@ -31,7 +31,7 @@ class SampledTokens:
     """float32: advantage of the token's decision."""
     decisions: Tensor
     """int64: number of the token's decision, in any numbering."""
-    anchor: Tensor | None = None
+    proximal: Tensor | None = None
     """float32, detached: log-probabilities of the policy in the ratio's denominator; importance weights correct for its
     difference from the behaviour policy. None: the behaviour policy."""
 
@@ -46,7 +46,7 @@ class TokenLoss:
     """bool: no gradient, because the advantage is negative and the token is already rarer than the bound allows."""
     clipped_high: Tensor
     """bool: no gradient, because the advantage is positive and the token is already likelier than the bound allows."""
-    left_out: Tensor
+    outlier: Tensor
     """bool: the token's ratio to the policy that sampled it is outside the outlier bounds, or NaN."""
 
 
@@ -61,11 +61,11 @@ class PolicyLoss:
         return decisions if self.per_decision else branching_tokens
 
 
-def log_ratio(tokens: SampledTokens, left_out: Tensor) -> Tensor:
-    """log(pi / anchor) with gradient, [tokens]; 0 for tokens that are left out, because `torch.where` lets a NaN gradient
+def log_ratio(tokens: SampledTokens, outlier: Tensor) -> Tensor:
+    """log(pi / proximal) with gradient, [tokens]; 0 for tokens that are left out, because `torch.where` lets a NaN gradient
     through."""
-    anchor = tokens.behaviour if tokens.anchor is None else tokens.anchor
-    return torch.where(left_out, torch.zeros_like(anchor), tokens.logprobs - anchor)
+    proximal = tokens.behaviour if tokens.proximal is None else tokens.proximal
+    return torch.where(outlier, torch.zeros_like(proximal), tokens.logprobs - proximal)
 
 
 def outliers(tokens: SampledTokens, settings: TrainingSettings) -> Tensor:
@@ -75,8 +75,8 @@ def outliers(tokens: SampledTokens, settings: TrainingSettings) -> Tensor:
 
 
 def log_importance(tokens: SampledTokens) -> Tensor:
-    """log(anchor / b), detached, [tokens]; 0 without an anchor."""
-    return torch.zeros_like(tokens.behaviour) if tokens.anchor is None else tokens.anchor - tokens.behaviour
+    """log(proximal / b), detached, [tokens]; 0 without a proximal policy."""
+    return torch.zeros_like(tokens.behaviour) if tokens.proximal is None else tokens.proximal - tokens.behaviour
 
 
 def truncated(log_weights: Tensor, settings: TrainingSettings) -> Tensor:
@@ -115,10 +115,10 @@ def clipped_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss
                                                                       asymmetric clip: DAPO, Yu et al. 2025, arXiv 2503.14476
         for A < 0:  L = min(L, DUAL_CLIP * |A|)                        dual clip: Ye et al. 2020, arXiv 1912.09729
     """
-    left_out = outliers(tokens, settings)
-    loss, low, high = clipped(torch.exp(log_ratio(tokens, left_out)), tokens.advantages, settings)
-    loss = torch.where(left_out, torch.zeros_like(loss), loss * truncated(log_importance(tokens), settings))
-    return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
+    outlier = outliers(tokens, settings)
+    loss, low, high = clipped(torch.exp(log_ratio(tokens, outlier)), tokens.advantages, settings)
+    loss = torch.where(outlier, torch.zeros_like(loss), loss * truncated(log_importance(tokens), settings))
+    return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, outlier=outlier)
 
 
 def sequence_mean_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
@@ -142,12 +142,12 @@ def cispo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     The weight of a token is bounded from above, and no token loses its gradient: `clip_low` and the dual clip have no effect.
     ScaleRL tries upper bounds of 4 to 8, which is a clip_high of 3 to 7.
     """
-    left_out = outliers(tokens, settings)
-    weight = torch.exp(log_ratio(tokens, left_out).detach()).clamp(max=1 + settings.clip_high)
+    outlier = outliers(tokens, settings)
+    weight = torch.exp(log_ratio(tokens, outlier).detach()).clamp(max=1 + settings.clip_high)
     weight = weight * truncated(log_importance(tokens), settings)
-    logprobs = torch.where(left_out, torch.zeros_like(tokens.logprobs), tokens.logprobs)
-    never = torch.zeros_like(left_out)
-    return TokenLoss(loss=-weight * tokens.advantages * logprobs, clipped_low=never, clipped_high=never, left_out=left_out)
+    logprobs = torch.where(outlier, torch.zeros_like(tokens.logprobs), tokens.logprobs)
+    never = torch.zeros_like(outlier)
+    return TokenLoss(loss=-weight * tokens.advantages * logprobs, clipped_low=never, clipped_high=never, outlier=outlier)
 
 
 def dppo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
@@ -155,17 +155,17 @@ def dppo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
 
         L = -r A,  but 0 where  A > 0 and p - q > DIVERGENCE,  or  A < 0 and p - q < -DIVERGENCE
 
-    p and q are the current and the anchor's probability of the token over its legal set, and r = p / q. The bound limits the
-    difference of probabilities, not the ratio: the ratio of a rare token may become large while its probability changes little.
+    p and q are the current and the proximal policy's probability of the token over its legal set, and r = p / q. The bound limits
+    the difference of probabilities, not the ratio: that of a rare token may become large while its probability changes little.
     """
-    left_out = outliers(tokens, settings)
-    anchor = tokens.behaviour if tokens.anchor is None else tokens.anchor
-    change = torch.exp(tokens.logprobs.detach()) - torch.exp(anchor)
+    outlier = outliers(tokens, settings)
+    proximal = tokens.behaviour if tokens.proximal is None else tokens.proximal
+    change = torch.exp(tokens.logprobs.detach()) - torch.exp(proximal)
     low = (change < -DIVERGENCE) & (tokens.advantages < 0)
     high = (change > DIVERGENCE) & (tokens.advantages > 0)
-    loss = -torch.exp(log_ratio(tokens, left_out)) * tokens.advantages * truncated(log_importance(tokens), settings)
-    loss = torch.where(left_out | low | high, torch.zeros_like(loss), loss)
-    return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
+    loss = -torch.exp(log_ratio(tokens, outlier)) * tokens.advantages * truncated(log_importance(tokens), settings)
+    loss = torch.where(outlier | low | high, torch.zeros_like(loss), loss)
+    return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, outlier=outlier)
 
 
 def gspo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
@@ -178,12 +178,12 @@ def gspo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     tokens. A decision has about ten tokens, so this loss uses clip_low and clip_high, like the other losses.
     """
     place, sizes = numbered(tokens.decisions)
-    left_out = decision_means(outliers(tokens, settings).float(), place, sizes)[place] > 0
-    ratio = torch.exp(decision_means(log_ratio(tokens, left_out), place, sizes))[place]
+    outlier = decision_means(outliers(tokens, settings).float(), place, sizes)[place] > 0
+    ratio = torch.exp(decision_means(log_ratio(tokens, outlier), place, sizes))[place]
     loss, low, high = clipped(ratio, tokens.advantages, settings)
     weight = truncated(decision_means(log_importance(tokens), place, sizes), settings)[place]
-    loss = torch.where(left_out, torch.zeros_like(loss), loss * weight / sizes[place])
-    return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, left_out=left_out)
+    loss = torch.where(outlier, torch.zeros_like(loss), loss * weight / sizes[place])
+    return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, outlier=outlier)
 
 
 @cache
@@ -214,7 +214,7 @@ def _accept(loss: PolicyLoss, _: str) -> PolicyLoss:
         ("loss", torch.float32),
         ("clipped_low", torch.bool),
         ("clipped_high", torch.bool),
-        ("left_out", torch.bool),
+        ("outlier", torch.bool),
     ):
         value = getattr(tried, field)
         if not isinstance(value, torch.Tensor) or value.shape != logprobs.shape or value.dtype != kind:

@@ -30,14 +30,14 @@ TOKEN_FIGURES = np.dtype(
     [
         ("batch_row", np.int64),  # row of the batch
         ("in_thought", np.bool_),
-        ("log_ratio", np.float32),  # log(pi / b), nats; b is the behaviour policy, also if the loss has another anchor
+        ("log_ratio", np.float32),  # log(pi / b), nats; b is the behaviour policy, also if the loss has a proximal policy
         ("entropy", np.float32),  # of the policy over the legal set, nats
         ("legal_mass", np.float32),  # unmasked probability of the legal set; NaN if it was not probed
         ("kl", np.float32),  # divergence from the base model over the legal set, nats; NaN if it was not computed
-        ("slope", np.float32),  # d(policy loss of the update) / d(log-probability); NaN if the update has no thought token
+        ("gradient", np.float32),  # d(policy loss of the update) / d(log-probability); NaN if the update has no thought token
         ("clipped_low", np.bool_),  # these three as in `TokenLoss`
         ("clipped_high", np.bool_),
-        ("left_out", np.bool_),
+        ("outlier", np.bool_),
     ]
 )
 """Per branching token, before the optimiser step."""
@@ -185,10 +185,10 @@ class Objective:
             "entropy": forward["entropy"],
             "legal_mass": forward["legal_mass"],
             "kl": forward.get("kl", torch.full_like(slope, float("nan"))),
-            "slope": slope,
+            "gradient": slope,
             "clipped_low": policy.clipped_low,
             "clipped_high": policy.clipped_high,
-            "left_out": policy.left_out,
+            "outlier": policy.outlier,
         }
         # Stacked, so that one device-to-host copy replaces eight.
         values = torch.stack([figure.detach().float() for figure in seen.values()]).cpu().numpy()
@@ -200,16 +200,16 @@ class Objective:
 
     def _sampled(self, micro: MicroBatch, chosen: Tensor) -> SampledTokens:
         assert self.advantages is not None
-        device, anchor = chosen.device, None
+        device, proximal = chosen.device, None
         if self.anchors is not None:
             stored = torch.from_numpy(self.anchors[micro.completion_index]).to(device)
-            anchor = torch.where(torch.isfinite(stored), stored, chosen.detach())
+            proximal = torch.where(torch.isfinite(stored), stored, chosen.detach())
         return SampledTokens(
             logprobs=chosen,
             behaviour=torch.from_numpy(micro.behaviour).to(device),
             advantages=torch.from_numpy(self.advantages[micro.batch_row]).to(device),
             decisions=torch.from_numpy(micro.batch_row).to(device),
-            anchor=anchor,
+            proximal=proximal,
         )
 
     def of_distil_targets(self, micro: MicroBatch, forward: TokenFigures) -> Tensor:

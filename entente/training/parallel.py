@@ -4,7 +4,7 @@ Rank 0 owns optimiser, checkpoints and run. The other ranks receive rows and the
 part's gradient, and keep no state. Every process divides its loss by constants of the *whole* update, so summed gradients equal
 those of one process. An advantage group is never split; parts have about equally many unique tokens.
 
-Each process has the whole base, or with `training.split_base` a shard (FSDP2): then all run their forwards together and gather
+Each process has the whole base, or with `training.fsdp` a shard (FSDP2): then all run their forwards together and gather
 each block while it is used.
 """
 

@@ -49,11 +49,11 @@ def leave_room(device: torch.device) -> None:
 
 
 class Policy:
-    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, *, split_base: bool = False) -> None:
+    def __init__(self, model: Path | PreTrainedModel, settings: TrainingSettings, *, fsdp: bool = False) -> None:
         """Load the base and wrap it in the adapter; peft wraps a loaded model in place.
 
         Args:
-            split_base: shard the base over the default group.
+            fsdp: shard the base over the default group.
 
         Raises:
             InputError: no GPU for 'cuda', an unknown family, or blocks without the layers of `training.lora_targets`.
@@ -79,7 +79,7 @@ class Policy:
             task_type="CAUSAL_LM",
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
-        if split_base:
+        if fsdp:
             self._split_base()
         self.model.to(self.device)
         if settings.dtype == "bfloat16":
@@ -88,7 +88,7 @@ class Policy:
                     # Otherwise every adapter makes a float32 copy of its input.
                     vars(module)["cast_input_dtype_enabled"] = False
         self.model.eval()
-        self.recompute(settings.recompute)
+        self.recompute(settings.gradient_checkpointing)
 
     def _split_base(self) -> None:
         """Shard each block's frozen weights (FSDP2); a block is gathered while it is used.

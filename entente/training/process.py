@@ -384,7 +384,7 @@ def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, T
                 "process needs one of its own: lower it"
             )
         torch.cuda.set_device(peers.local_rank)
-    return Policy(Path(opening["model"]), training, split_base=peers is not None and training.split_base), training
+    return Policy(Path(opening["model"]), training, fsdp=peers is not None and training.fsdp), training
 
 
 if __name__ == "__main__":

@@ -141,7 +141,9 @@ class _Replayer:
         if not rows:
             return None
         step, decision, recorded, now = rows[0]
-        return Difference(step=step, what=f"the return of decision {decision} by storage.blend", recorded=recorded, replayed=now)
+        return Difference(
+            step=step, what=f"the return of decision {decision} by storage.reward_weights", recorded=recorded, replayed=now
+        )
 
     def _repeat(self, trainer: Trainer, start: int, step: int, tolerance: Tolerance) -> Difference | None:
         if start and (difference := self._differs(start, tolerance)):

@@ -103,7 +103,7 @@ class TrainingSettings(Settings):
     """Weight of the mean of -log(legal mass) over the probed tokens; 0: off."""
     token_budget: Annotated[int, Field(ge=0)] = 0
     """Unique tokens of a micro-batch; 0: a constant of the device; halved while memory runs out."""
-    recompute: bool = False
+    gradient_checkpointing: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the frozen base; the adapter is always float32."""
@@ -111,7 +111,7 @@ class TrainingSettings(Settings):
     """Device of the trainer; auto: a GPU if there is one."""
     processes: Annotated[int, MAY_CHANGE, Field(ge=1, le=64)] = 1
     """Processes on this machine that share each update, started by torchrun; each takes a GPU, where there are any."""
-    split_base: Annotated[bool, MAY_CHANGE] = False
+    fsdp: Annotated[bool, MAY_CHANGE] = False
     """Keep of the frozen base only a part in each process, and gather block by block (FSDP2)."""
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned."""
@@ -149,7 +149,7 @@ class TrainingSettings(Settings):
         return FINAL_SHARE + (1 - FINAL_SHARE) * left
 
 
-LAST_BITS = frozenset({"token_budget", "recompute"})
+LAST_BITS = frozenset({"token_budget", "gradient_checkpointing"})
 """Settings that change only rounding. The hash excludes them and the settings that a resumed run may change."""
 
 

@@ -33,16 +33,16 @@ def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
 def _token_metrics(seen: np.ndarray) -> dict[str, float]:
     ratio = np.exp(seen["log_ratio"].astype(np.float64))
     off = np.abs(ratio - 1)
-    masked = seen["clipped_low"] | seen["clipped_high"] | seen["left_out"]
+    masked = seen["clipped_low"] | seen["clipped_high"] | seen["outlier"]
     return {
-        "train/ratio_off_p50": float(np.quantile(off, 0.5)),
-        "train/ratio_off_p99": float(np.quantile(off, 0.99)),
-        "train/ratio_off_max": float(off.max()),
+        "train/ratio_deviation_p50": float(np.quantile(off, 0.5)),
+        "train/ratio_deviation_p99": float(np.quantile(off, 0.99)),
+        "train/ratio_deviation_max": float(off.max()),
         "train/clip_ratio_low": float(seen["clipped_low"].mean()),
         "train/clip_ratio_high": float(seen["clipped_high"].mean()),
-        "train/left_out_share": float(seen["left_out"].mean()),
+        "train/outlier_share": float(seen["outlier"].mean()),
         "train/masked_share": float(masked.mean()),
-        "train/effective_sample_share": effective_share(np.where(seen["left_out"], 0.0, ratio)),
+        "train/ess_ratio": effective_share(np.where(seen["outlier"], 0.0, ratio)),
         "train/entropy": float(seen["entropy"].mean(dtype=np.float64)),
         **_quantiles("entropy", seen["entropy"], p10=0.1, p50=0.5),
         **_quantiles("legal_mass", seen["legal_mass"], p10=0.1, p50=0.5),
@@ -55,10 +55,10 @@ def _thought_metrics(seen: np.ndarray) -> dict[str, float]:
     """Thought and order tokens separately; empty without a thought token."""
     if not seen["in_thought"].any():
         return {}
-    slopes = np.abs(np.where(np.isfinite(seen["slope"]), seen["slope"], 0.0).astype(np.float64))
+    slopes = np.abs(np.where(np.isfinite(seen["gradient"]), seen["gradient"], 0.0).astype(np.float64))
     metrics = {"train/thought_tokens": float(seen["in_thought"].sum())}
     if slopes.any():
-        metrics["train/thought_slope_share"] = float(slopes[seen["in_thought"]].sum() / slopes.sum())
+        metrics["train/thought_grad_share"] = float(slopes[seen["in_thought"]].sum() / slopes.sum())
     for part, tokens in {"thought": seen["in_thought"], "order": ~seen["in_thought"]}.items():
         figures = {"log_ratio_mean": np.abs(seen["log_ratio"]), "entropy_mean": seen["entropy"], "kl_mean": seen["kl"]}
         for name, values in figures.items():
@@ -106,8 +106,8 @@ def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int)
         "train/log_ratio_lag0_p50": float(np.quantile(gap, 0.5)),
         "train/log_ratio_lag0_p99": float(np.quantile(gap, 0.99)),
         "train/log_ratio_lag0_max": float(gap.max()),
-        "train/ratio_lag0_off_p50": float(np.quantile(np.expm1(gap), 0.5)),
-        "train/ratio_lag0_off_p99": float(np.quantile(np.expm1(gap), 0.99)),
+        "train/ratio_lag0_deviation_p50": float(np.quantile(np.expm1(gap), 0.5)),
+        "train/ratio_lag0_deviation_p99": float(np.quantile(np.expm1(gap), 0.99)),
     }
 
 

@@ -34,7 +34,7 @@ def _make(folder: Path, settings: TinyModelSettings, prompts: PromptSettings, re
         layers=settings.layers,
         steps=settings.imitation_steps,
         positions=settings.imitation_positions,
-        schedule="linear",
+        lr_schedule="linear",
         prompt_weight=1.0,  # so few steps leave no other way to learn to read the board
         prompts=prompts,
     )

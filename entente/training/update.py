@@ -44,7 +44,7 @@ class Updater:
     def __init__(self, policy: Policy, settings: TrainingSettings, peers: Peers | None = None) -> None:
         """Raises InputError for an unusable loss."""
         self.policy = policy
-        self._splits_base = peers is not None and settings.split_base
+        self._splits_base = peers is not None and settings.fsdp
         self.tokens = settings.token_budget or (GPU_TOKENS if policy.device.type == "cuda" else CPU_TOKENS)
         policy_loss(settings.loss)  # fails now, not in the first step, if the package of the loss is missing
         self._settings = settings
@@ -146,7 +146,7 @@ class Updater:
                     cure = "lower training.token_budget, or " if self._splits_base else "train a smaller model, or "
                     raise TrainingError(
                         f"a micro-batch of {self.tokens} unique tokens does not fit into the memory of {self.policy.device}: "
-                        f"{cure}set training.recompute to true"
+                        f"{cure}set training.gradient_checkpointing to true"
                     ) from error
             # not in the except block, where the exception keeps its frames' tensors alive
             gc.collect()

@@ -33,7 +33,7 @@ def test_a_whole_test_of_a_card_gives_a_setting_for_every_question():
     assert values() == {
         "inference.dtype": "bfloat16",
         "training.dtype": "bfloat16",
-        "inference.gpu_memory_share": 0.64,  # (80 - 1.1 * 24 - 2) / 80 = 0.645
+        "inference.gpu_memory_utilization": 0.64,  # (80 - 1.1 * 24 - 2) / 80 = 0.645
         "inference.max_sequences": 128,
         "training.token_budget": 4096,
     }
@@ -42,9 +42,13 @@ def test_a_whole_test_of_a_card_gives_a_setting_for_every_question():
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        pytest.param({"training-step": STEP | {"recompute": 1.0}}, {"training.recompute": True}, id="only with recompute"),
-        pytest.param({"training-step": {}}, {"inference.gpu_memory_share": 0.9}, id="a trainer that was not measured"),
-        pytest.param({"card": {"total_bytes": 24.0 * GIB}}, {"inference.gpu_memory_share": 0.2}, id="a trainer that fills it"),
+        pytest.param(
+            {"training-step": STEP | {"recompute": 1.0}}, {"training.gradient_checkpointing": True}, id="only with recompute"
+        ),
+        pytest.param({"training-step": {}}, {"inference.gpu_memory_utilization": 0.9}, id="a trainer that was not measured"),
+        pytest.param(
+            {"card": {"total_bytes": 24.0 * GIB}}, {"inference.gpu_memory_utilization": 0.2}, id="a trainer that fills it"
+        ),
     ],
 )
 def test_a_setting_follows_its_stage(changed: dict[str, Any], expected: dict[str, object]):

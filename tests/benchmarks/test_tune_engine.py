@@ -25,9 +25,9 @@ def figures(rate: float, *, p99: float = 1000.0, hit: float = 0.5, spread: float
 
 
 def test_the_grid_holds_every_combination_and_the_current_settings_first_and_once(base: RunSettings):
-    candidates = grid(base, max_sequences=(128, 256, 512), max_batched_tokens=(4096, 8192), gpu_memory_share=(0.5, 0.85))
+    candidates = grid(base, max_sequences=(128, 256, 512), max_batched_tokens=(4096, 8192), gpu_memory_utilization=(0.5, 0.85))
     assert len(candidates) == 12 and [each.current for each in candidates] == [True] + [False] * 11
-    assert varied_axes(candidates) == ["max_sequences", "max_batched_tokens", "gpu_memory_share"]
+    assert varied_axes(candidates) == ["max_sequences", "max_batched_tokens", "gpu_memory_utilization"]
     beside = grid(base, max_sequences=(256,))
     assert [each.settings.max_sequences for each in beside] == [base.inference.max_sequences, 256]
 

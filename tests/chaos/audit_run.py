@@ -89,13 +89,13 @@ def audit(paths: RunPaths, steps: int, max_lag: int = 0) -> None:
             )
             select v.shard, v.start_group, v.power, v.phase, count(*) as n, count(used.decision_id) as n_used,
                 case when count(*) < 2 then 'alone' when not bool_and(v.status = 'complete') then 'failed'
-                     when max(v.outcome) - min(v.outcome) <= 1e-6 then 'no spread'
+                     when max(v.outcome) - min(v.outcome) <= 1e-6 then 'no return_range'
                      when {steps} - min(v.policy_version) > {max_lag} then 'expired' else 'eligible' end as reason
             from valued as v left join used using (decision_id) group by v.shard, v.start_group, v.power, v.phase
         """)
         in_part = sql.sql("select * from standing where n_used not in (0, n)").fetchall()
         assert in_part == [], "groups are used whole"
-        wrong = sql.sql("select * from standing where n_used > 0 and reason in ('alone', 'failed', 'no spread')").fetchall()
+        wrong = sql.sql("select * from standing where n_used > 0 and reason in ('alone', 'failed', 'no return_range')").fetchall()
         assert wrong == [], "what teaches nothing is not trained on"
         if max_lag == 0:
             left = sql.sql("select * from standing where n_used = 0 and reason in ('expired', 'eligible')").fetchall()

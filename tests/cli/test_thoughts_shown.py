@@ -53,12 +53,12 @@ def test_a_thought_cannot_act_on_the_terminal(thinking):
     ("question", "answer"),
     [
         pytest.param(
-            "select count(*), count(distinct text), count(*) filter (by_force), sum(logprob) / sum(tokens) from thoughts",
+            "select count(*), count(distinct text), count(*) filter (truncated), sum(logprob) / sum(tokens) from thoughts",
             [32, 2, 16, LOGPROB],
             id="thoughts",
         ),
         pytest.param(
-            "select any_value(h.text), any_value(by_force), any_value(h.tokens) = count(*) from thoughts h join tokens t "
+            "select any_value(h.text), any_value(truncated), any_value(h.tokens) = count(*) from thoughts h join tokens t "
             f"using (decision_id) where thought and decision_id = {DECISION}",
             [WICKED, True, True],
             id="one",
@@ -91,7 +91,7 @@ def test_the_report_shows_the_thoughts_of_scored_openings(thinking, stored_run: 
         file = stored_run.scores / f"{who}.json"
         record = json.loads(file.read_text())
         for opening in record["score"]["openings"]:
-            opening["thought"] = {"tokens": 9, "logprob": -12.345, "text": f"{who}: {WICKED}", "by_force": True}
+            opening["thought"] = {"tokens": 9, "logprob": -12.345, "text": f"{who}: {WICKED}", "truncated": True}
         file.write_text(json.dumps(record))
     thinking("report", thoughts=[("Hold.", False)])
     page = (stored_run.root / "report.html").read_text()

@@ -50,7 +50,7 @@ def test_a_run_at_work_is_watched_until_it_is_done(workplace: Entente, trained):
     summary = paths.summary.read_bytes()
     paths.summary.unlink()
     terminal, theirs = pty.openpty()
-    words = ["watch", "--run", "first", "--runs-root", str(paths.root.parent), "--beat-s", "0.2"]
+    words = ["watch", "--run", "first", "--runs-root", str(paths.root.parent), "--interval-s", "0.2"]
     command = [sys.executable, "-m", "entente.cli.main", *words]
     watching = subprocess.Popen(command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100", "TERM": "xterm"})
     os.close(theirs)

@@ -305,8 +305,8 @@ def test_a_thought_is_the_positions_with_open_sets(codec: Codec):
     offsets = np.cumsum([0, *map(len, sets)])
     logprobs = [-0.5] * len(text) + [-9.0] * len(order)
     found = thought_of(completion, logprobs, np.concatenate(sets), offsets, codec)
-    assert found == Thought(tokens=len(text), logprob=-0.5 * len(text), text="BER?", by_force=False)
+    assert found == Thought(tokens=len(text), logprob=-0.5 * len(text), text="BER?", truncated=False)
     found = thought_of(completion, logprobs, np.concatenate(sets).tolist(), offsets.tolist(), None)
-    assert found == Thought(tokens=len(text), logprob=-0.5 * len(text), text=None, by_force=None)
+    assert found == Thought(tokens=len(text), logprob=-0.5 * len(text), text=None, truncated=None)
     orders = sets[len(text) :]
     assert thought_of(order, [0.0] * len(order), np.concatenate(orders), np.cumsum([0, *map(len, orders)]), codec) is None

@@ -169,7 +169,7 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
         Contestant(name="v1", run="a", version=1, adapter_hash="x"),
         Contestant(name="v1", run="a", version=1, adapter_hash="y"),
     )
-    more = MIXED.model_copy(update={"games": 700, "at_once": 1})
+    more = MIXED.model_copy(update={"games": 700, "concurrency": 1})
     assert match_label(MIXED, [old]) == match_label(more, [old])
     assert match_label(MIXED, [old]) != match_label(MIXED, [new])
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])

@@ -54,7 +54,7 @@ def test_two_rounds_train_on_the_distil_targets_of_two_students_and_are_replayed
     paths, rounds = two_rounds
     assert [each["round"] for each in rounds] == [1, 2] and all(each["distil_targets"] > 6 for each in rounds)
     track = {point.version: point.score.mean for point in read_track(paths)}
-    assert all(each["score/track"] == track[each["version"]] for each in rounds), "each round ends with a score"
+    assert all(each["score/eval"] == track[each["version"]] for each in rounds), "each round ends with a score"
     steps = recorded_steps(paths)
     assert rounds[-1]["version"] == steps[-1] > rounds[0]["version"] > 2
     uses = distil_target_uses(paths)

@@ -29,14 +29,14 @@ def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(wo
     fewer = workplace.process(*match, "--games", "7")
     assert "keeps its 28 games" in fewer.stderr and json.loads(fewer.stdout.splitlines()[-1])["cpu_seconds_a_game"] > 0
     assert json.loads(kept.with_suffix(".json").read_text())["table"]["games"] == 28
-    card = workplace("model", "publish", str(model), "--to", "models/known", "--figures", str(kept.with_suffix(".json")))
+    card = workplace("model", "publish", str(model), "--to", "models/known", "--results", str(kept.with_suffix(".json")))
     assert card.returncode == 0 and "| models/known |" in (workplace.folder / "models" / "known" / "README.md").read_text()
 
 
 @pytest.mark.system
 def test_a_version_is_scored_with_a_search(workplace, trained):
     quick = ("--search.proposals", "2", "--search.playouts", "4", "--search.player", "random", "--positions", "2")
-    done = workplace.process("evaluate", "--run", "first", "--opponents", "random", "--pick", "search", *quick, "--json")
+    done = workplace.process("evaluate", "--run", "first", "--opponents", "random", "--strategy", "search", *quick, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["how"].startswith("search of versions: 2 proposals and dumbbot, dumbbot, dumbbot, 4 playouts")

@@ -130,7 +130,7 @@ def test_on_a_shared_card_the_trainer_loads_before_the_engine_measures_what_is_l
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch, trainer: int | None, order: list[str], share: float
 ):
     plan = CardPlan() if trainer is None else CardPlan(engine=(card(0),), trainer=(card(trainer),))
-    changed = settings.inference.model_copy(update={"gpu_memory_share": 0.6, "engine": "vllm"})
+    changed = settings.inference.model_copy(update={"gpu_memory_utilization": 0.6, "engine": "vllm"})
     settings, events, given = settings.model_copy(update={"inference": changed}), [], {}
 
     class Trainer:

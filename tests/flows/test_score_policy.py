@@ -50,5 +50,5 @@ def test_a_version_between_is_scored_once_and_its_point_is_logged_again_after_a_
     for _ in range(2):
         point = asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
         check(point)
-        assert point["score/track_version"] == 10 and point["score/track"] == 0.5
+        assert point["score/eval_version"] == 10 and point["score/eval"] == 0.5
     assert measured == ["track/v000010"] and [each.version for each in read_track(resources.paths)] == [10]

@@ -81,9 +81,9 @@ def test_a_cache_too_large_for_the_machine_is_refused_with_one_that_fits():
 
 def test_a_gpu_is_refused_for_what_is_free_and_for_what_the_weights_take():
     card = {"memory": 100 * GIB, "gpu_total": 80 * GIB}
-    said = refusal(SEVEN_B, Machine(**card, gpu_free=40 * GIB), dtype="bfloat16", gpu_memory_share=0.85)
+    said = refusal(SEVEN_B, Machine(**card, gpu_free=40 * GIB), dtype="bfloat16", gpu_memory_utilization=0.85)
     assert "asks for 68.0 GiB of the GPU, but 40.0 GiB are free" in said
-    said = refusal(SEVEN_B, Machine(**card, gpu_free=80 * GIB), dtype="bfloat16", gpu_memory_share=0.1)
+    said = refusal(SEVEN_B, Machine(**card, gpu_free=80 * GIB), dtype="bfloat16", gpu_memory_utilization=0.1)
     assert "weights take 14.2 GiB" in said and "gives the engine 8.0 GiB" in said
     check_memory(SEVEN_B, InferenceSettings(engine="vllm", dtype="bfloat16"), machine=Machine(**card, gpu_free=80 * GIB))
 
@@ -93,18 +93,18 @@ def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_b
     kept = (trainer - 2 * SEVEN_B.parameters - 16 * SEVEN_B.lora_parameters(16)) / 4096
     assert 5.7 * 2**20 < kept < 5.8 * 2**20, "5.7 MiB a token, as the plan says"
     card = Machine(memory=100 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB)
-    said = refusal(SEVEN_B, card, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.85)
+    said = refusal(SEVEN_B, card, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_utilization=0.85)
     assert "takes 68.0 GiB and the trainer at least 37." in said and "80.0 GiB are free: lower the share to 0.5" in said
     share = float(said.split("lower the share to ")[1].split(",")[0])
-    fits = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_share=share)
+    fits = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_utilization=share)
     check_memory(SEVEN_B, fits, machine=card, trainer_gpu=trainer)
-    tight = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_share=share + 0.02)
+    tight = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_utilization=share + 0.02)
     with pytest.raises(InputError, match="share the GPU"):
         check_memory(SEVEN_B, tight, machine=card, trainer_gpu=trainer)
     again = trainer_gpu_memory(SEVEN_B, rank=16, dtype="bfloat16", tokens=4096, recompute=True)
     assert again < trainer - 20 * GIB
     small = Machine(memory=100 * GIB, gpu_total=40 * GIB, gpu_free=40 * GIB)
-    said = refusal(SEVEN_B, small, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_share=0.5)
+    said = refusal(SEVEN_B, small, trainer_gpu=trainer, dtype="bfloat16", gpu_memory_utilization=0.5)
     assert "use servers on other GPUs" in said
     with pytest.raises(InputError, match=r"the trainer needs at least 37.* of the GPU, but 30\.0 GiB are free"):
         check_memory(
@@ -166,7 +166,7 @@ def test_the_memory_is_that_of_the_cards_that_each_side_takes():
     assert shared.trainer_total is None and shared.trainer_gpu == (80 * GIB, 80 * GIB)
     alone = this_machine(CardPlan(trainer=(card(0),)))
     assert alone.gpu_total == 0 and alone.trainer_gpu[1] == 80 * GIB
-    wanted = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_share=0.9)
+    wanted = InferenceSettings(engine="vllm", dtype="bfloat16", gpu_memory_utilization=0.9)
     fits = Machine(memory=100 * GIB, gpu_free=79 * GIB, gpu_total=80 * GIB, trainer_free=20 * GIB, trainer_total=24 * GIB)
     check_memory(SEVEN_B, wanted, machine=fits, trainer_gpu=19 * GIB)
     with pytest.raises(InputError, match=r"the trainer needs at least 21.0 GiB of the GPU, but 20.0 GiB are free"):
@@ -176,7 +176,7 @@ def test_the_memory_is_that_of_the_cards_that_each_side_takes():
 def test_a_trainer_on_the_engine_s_card_leaves_room_for_the_engine_to_start_again():
     both = CardPlan(engine=(card(0),), trainer=(card(0),))
     for share in (0.3, 0.45, 0.6):
-        settings = InferenceSettings(engine="vllm", gpu_memory_share=share)
+        settings = InferenceSettings(engine="vllm", gpu_memory_utilization=share)
         taken = trainer_share(both, settings) * 80 * GIB
         # What vLLM finds free at its start: the card less the trainer's tensors, and a context for each process.
         assert 80 * GIB - taken - 2 * CONTEXT_BYTES >= share * 80 * GIB - 1

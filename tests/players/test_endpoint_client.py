@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from entente.players import endpoint_client as client_module
-from entente.players.endpoint import OutsideSettings, read_endpoint
+from entente.players.endpoint import EndpointSettings, read_endpoint
 from entente.players.endpoint_client import LOST_AFTER, EndpointClient, Reply
 from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from tests.players.endpoint_server import (
@@ -24,7 +24,7 @@ from tests.players.endpoint_server import (
 )
 
 MESSAGES = [{"role": "user", "content": "hello"}]
-QUICK = OutsideSettings()
+QUICK = EndpointSettings()
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(client_module, name, value)
 
 
-def asked(player: str, times: int = 1, settings: OutsideSettings = QUICK) -> list[Reply]:
+def asked(player: str, times: int = 1, settings: EndpointSettings = QUICK) -> list[Reply]:
     """Replies to this many requests, one after the other, of one client."""
 
     async def ask() -> list[Reply]:
@@ -68,7 +68,7 @@ def test_an_answer_that_the_limit_ended_says_so_and_the_limit_is_named_once(capl
     caplog.set_level("INFO", "entente")
     with EndpointServer(lambda handler, body: handler.answer(completion("Let me think", "length"))) as server:
         assert [reply.cut_off for reply in asked(server.player, 2)] == [True, True]
-    assert caplog.text.count("outside.answer_tokens 2048") == 1
+    assert caplog.text.count("endpoint.answer_tokens 2048") == 1
 
 
 def test_a_thought_that_is_too_long_to_keep_leaves_nothing_of_itself():

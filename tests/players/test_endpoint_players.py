@@ -15,8 +15,8 @@ from entente.evaluation.settings import MatchSettings
 from entente.game.board import POWERS, Board
 from entente.players import endpoint_client as client_module
 from entente.players import endpoint_players as players_module
-from entente.players.endpoint import OutsideSettings
-from entente.players.endpoint_players import OutsidePlayers
+from entente.players.endpoint import EndpointSettings
+from entente.players.endpoint_players import EndpointPlayers
 from entente.players.opponents import POLICY, read_opponents, read_table
 from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.read_answer import AnswerCounts
@@ -29,7 +29,7 @@ from entente.telemetry.errors import EngineError, InputError
 from flows import given_parameters
 from tests.players.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, slow
 
-QUICK = OutsideSettings()
+QUICK = EndpointSettings()
 
 
 @pytest.fixture(autouse=True)
@@ -39,21 +39,21 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch):
 
 
 def match_of(player: str) -> MatchSettings:
-    return MatchSettings(players=(player,), opponents="random", years=1, outside=QUICK)
+    return MatchSettings(players=(player,), opponents="random", years=1, endpoint=QUICK)
 
 
-def played(player: str, folder: Path, settings: OutsideSettings = QUICK, games: int = 7) -> list[GameResult]:
+def played(player: str, folder: Path, settings: EndpointSettings = QUICK, games: int = 7) -> list[GameResult]:
     """The games of a match, as the flow plays them, with their files."""
     match = match_of(player)
     label = match_label(match, resolve_contestants((player, "random"), "", folder))
 
     async def play() -> list[GameResult]:
-        outside = OutsidePlayers([player], answers_file(folder, label), settings)
+        endpoint = EndpointPlayers([player], answers_file(folder, label), settings)
         plans = plan_match(match, 1)[:games]
         try:
-            return await play_match(plans, match, dict(outside.deciders), lambda game: append_game(folder, label, game))
+            return await play_match(plans, match, dict(endpoint.deciders), lambda game: append_game(folder, label, game))
         finally:
-            await outside.close()
+            await endpoint.close()
 
     results = asyncio.run(play())
     assert read_games(folder, label).keys() == {game.key for game in results}
@@ -80,10 +80,10 @@ def test_what_it_orders_is_played(tmp_path):
         handler.answer(completion("\n".join(f"{' '.join(order.split()[:2])} H" for order in last_orders(body))))
 
     with EndpointServer(holds) as server:
-        outside = played(server.player, tmp_path)
+        endpoint = played(server.player, tmp_path)
     match = match_of("hold")
     scripted = asyncio.run(play_match(plan_match(match, 1), match, {}))
-    assert [game.centres for game in outside] == [game.centres for game in scripted]
+    assert [game.centres for game in endpoint] == [game.centres for game in scripted]
 
 
 def test_wrong_answers_are_counted_in_games_table_and_sentences(tmp_path):
@@ -117,7 +117,7 @@ def test_an_unfinished_thought_is_no_answer(tmp_path):
 def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path, monkeypatch):
     monkeypatch.setattr(players_module, "AT_ONCE", 1)
     with EndpointServer(plays) as server:
-        with pytest.raises(EngineError, match=r"have used \d+ tokens of outside.token_budget 2000"):
+        with pytest.raises(EngineError, match=r"have used \d+ tokens of endpoint.token_budget 2000"):
             played(server.player, tmp_path, QUICK.model_copy(update={"token_budget": 2000}))
         spent = len(server.requests)
         assert spent == 3, "700 tokens each"
@@ -158,13 +158,13 @@ def decision(board: Board, rng_name: str, shared: str = "") -> DecisionRequest:
 
 def test_forks_of_a_group_ask_one_question_and_other_groups_their_own(tmp_path):
     async def ask(player: str) -> None:
-        outside, board = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
-        decider = outside.deciders[player]
+        endpoint, board = EndpointPlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
+        decider = endpoint.deciders[player]
         forks = [decision(board, f"p/1/{group}/{fork}", f"p/1/{group}") for group in range(2) for fork in range(4)]
         orders = await asyncio.gather(*(decider.decide(fork) for fork in forks))
         assert all(fork.legal.admits(given) for fork, given in zip(forks, orders, strict=True))
-        assert (await outside.take_all()).answers == 8 and (await outside.take_all()) == AnswerCounts()
-        await outside.close()
+        assert (await endpoint.take_all()).answers == 8 and (await endpoint.take_all()) == AnswerCounts()
+        await endpoint.close()
 
     with EndpointServer(slow) as server:
         asyncio.run(ask(server.player))
@@ -185,9 +185,9 @@ def test_only_so_many_requests_are_in_flight(tmp_path, monkeypatch):
             running -= 1
 
     async def ask(player: str) -> None:
-        outside, board = OutsidePlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
-        await asyncio.gather(*(outside.deciders[player].decide(decision(board, str(n))) for n in range(4)))
-        await outside.close()
+        endpoint, board = EndpointPlayers([player], tmp_path / "a.jsonl", QUICK), Board.start()
+        await asyncio.gather(*(endpoint.deciders[player].decide(decision(board, str(n))) for n in range(4)))
+        await endpoint.close()
 
     with EndpointServer(counted) as server:
         asyncio.run(ask(server.player))
@@ -201,14 +201,14 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
         settings = RolloutSettings(
             start_groups=2, forks_per_group=2, horizon_years=1, opponents=f"{player}*2,hold", opponents_by="seat"
         )
-        outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
+        endpoint = EndpointPlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
         groups = [StartGroup(number=n, snapshot=positions[n], power=POWERS[n]) for n in range(2)]
         try:
-            players = {POLICY: PolicyPlayer(uniform_engine(), tokens), **outside.deciders}
+            players = {POLICY: PolicyPlayer(uniform_engine(), tokens), **endpoint.deciders}
             found = await roll_out(groups, players, settings, producer="p", seed=3)
-            return found, await outside.take_all()
+            return found, await endpoint.take_all()
         finally:
-            await outside.close()
+            await endpoint.close()
 
     with EndpointServer(plays) as server:
         first, counts = asyncio.run(rolled(server.player))
@@ -238,15 +238,15 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
 def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path, monkeypatch):
     async def rolled(player: str) -> None:
         settings = RolloutSettings(start_groups=1, forks_per_group=2, horizon_years=1, opponents=player)
-        outside = OutsidePlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
+        endpoint = EndpointPlayers(settings.endpoints, tmp_path / "answers.jsonl", QUICK)
         groups = [StartGroup(number=0, snapshot=positions[0], power="FRANCE")]
-        players = {POLICY: PolicyPlayer(uniform_engine(), tokens), **outside.deciders}
+        players = {POLICY: PolicyPlayer(uniform_engine(), tokens), **endpoint.deciders}
         with pytest.raises(EngineError, match="2 of 2 forks failed; the first: openai:m@"):
             await roll_out(groups, players, settings, producer="p", seed=3)
         monkeypatch.setattr(groups_module, "MAX_FAILED_SHARE", 1.0)
         found = await roll_out(groups, players, settings, producer="p", seed=3)
         assert len(found) == 2 and all("nothing answers at that address" in fork.reason for fork in found)
-        await outside.close()
+        await endpoint.close()
 
     asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))
 

@@ -28,15 +28,15 @@ class Counted:
 
     def __init__(self) -> None:
         self.asked: list[DecisionRequest] = []
-        self.at_once = self.most = 0
+        self.concurrency = self.most = 0
 
     async def decide(self, request: DecisionRequest) -> Sequence[str]:
         self.asked.append(request)
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
+        self.concurrency += 1
+        self.most = max(self.most, self.concurrency)
         for _ in range(3):
             await asyncio.sleep(0)
-        self.at_once -= 1
+        self.concurrency -= 1
         return [f"{unit} H" for unit in request.legal.sites]
 
 

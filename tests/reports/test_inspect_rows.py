@@ -84,4 +84,4 @@ def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, p
     }
     assert {member["fork"]: member["return"] for member in shown.members} == returns
     assert shown.best.facts["return"] == max(returns.values()) > shown.worst.facts["return"] == min(returns.values())
-    assert rows.group(first["start_group"], None, None).facts["spread"] >= shown.facts["spread"]
+    assert rows.group(first["start_group"], None, None).facts["return_range"] >= shown.facts["return_range"]

@@ -105,7 +105,7 @@ def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(
     assert work["forced_thoughts"] == len(forced) > 0
     figures = figures_of((rollout_figures(found, 2, thinker.thinking),), NONE)
     assert figures["rollout/thought_tokens_mean"] == work["thought_tokens"] / work["thoughts"]
-    assert figures["rollout/thought_forced_share"] == len(forced) / len(decisions_of(played))
+    assert figures["rollout/thought_truncated_share"] == len(forced) / len(decisions_of(played))
     assert work["forced_tokens"] == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in decisions_of(played))
     assert not [name for name in figures_of((rollout_figures(found, 2),), NONE) if "thought" in name], "absent, not zero"
 

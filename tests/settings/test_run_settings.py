@@ -140,7 +140,10 @@ def test_every_preset_is_sound(name: str):
             "training.lora_rank 32 exceeds inference.adapter_rank 16: set adapter_rank to 32",
         ),
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
-        ({"storage": {"blend": {"luck": 1.0}}}, "storage.blend weighs luck: There is no reward component 'luck'"),
+        (
+            {"storage": {"reward_weights": {"luck": 1.0}}},
+            "storage.reward_weights weighs luck: There is no reward component 'luck'",
+        ),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),
@@ -185,7 +188,7 @@ def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(tree: dict[s
 def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_is_named(tmp_path: Path):
     paths = RunPaths(tmp_path / "mine").create()
     settings = layered_settings(
-        "laptop", overrides={"run": "mine", "runs_root": tmp_path, "storage": {"blend": {"survival": 2.0}}}
+        "laptop", overrides={"run": "mine", "runs_root": tmp_path, "storage": {"reward_weights": {"survival": 2.0}}}
     )
     paths.settings.write_text(settings.model_dump_json())
     assert settings_of(paths) == settings

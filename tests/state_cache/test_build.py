@@ -79,7 +79,7 @@ def test_strata_are_about_equally_frequent() -> None:
     """Compared with the same games frozen without strata: common strata are no longer more frequent than others."""
     settings = CacheSettings(train_snapshots=120, held_out_snapshots=1, last_year=1904)
     even = count_strata(build(settings)[0])
-    plain = count_strata(build(settings.model_copy(update={"spread": "years"}))[0])
+    plain = count_strata(build(settings.model_copy(update={"stratify_by": "years"}))[0])
     assert max(even.values()) - min(sorted(even.values())[-6:]) <= 3, "the six largest strata have about equal counts"
     assert max(even.values()) < max(plain.values()) and len(even) >= len(plain)
     assert {stratum.phase_type for stratum in even} == {"M", "R", "A"} and {stratum.balance for stratum in even} == {0, 1, 2}

@@ -113,7 +113,7 @@ def test_a_thought_token_may_be_nearly_any_id_and_thoughts_are_counted(paths: Ru
     assert [(row["legal_tokens"], row["forced"], row["thought"]) for row in own] == [
         (599, False, True), (598, False, True), (1, True, False), (2, False, False),
     ]  # fmt: skip
-    assert thoughts == {rows[0].decision_id: {"tokens": 2, "logprob": -11.5, "text": None, "by_force": None}}
+    assert thoughts == {rows[0].decision_id: {"tokens": 2, "logprob": -11.5, "text": None, "truncated": None}}
     assert counted == [{"decision_id": rows[0].decision_id, "n_branching": 3}]
 
 

@@ -72,7 +72,7 @@ def random_run(paths: RunPaths, rows: Any, seed: int) -> list[Row]:
     return everything
 
 
-def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> dict[int, float]:
+def naive_returns(run: list[Row], reward_weights: dict[str, float], discount: float) -> dict[int, float]:
     returns = {}
     for row in run:
         mine = row.decision
@@ -88,7 +88,7 @@ def naive_returns(run: list[Row], blend: dict[str, float], discount: float) -> d
         returns[mine.decision_id] = sum(
             weight * getattr(decision, name.removeprefix("final_")) * (1.0 if name.startswith("final_") else discount**k)
             for k, decision in enumerate(later)
-            for name, weight in blend.items()
+            for name, weight in reward_weights.items()
         )
     return returns
 
@@ -150,7 +150,7 @@ def naive_selection(
 @pytest.mark.parametrize(("seed", "discount"), [(0, 1.0), (1, 0.5), (2, 0.0)])
 def test_returns_equal_a_plain_loop(paths: RunPaths, rows: Any, seed: int, discount: float) -> None:
     run = random_run(paths, rows, seed)
-    index = open_index(paths, StorageSettings(blend=BLEND, discount=discount))
+    index = open_index(paths, StorageSettings(reward_weights=BLEND, discount=discount))
     found = dict(index.connection.sql('SELECT decision_id, "return" FROM decisions').fetchall())
     assert found == pytest.approx(naive_returns(run, BLEND, discount), abs=1e-12)
 

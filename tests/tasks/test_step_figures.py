@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from entente.inference.engine import EngineStats
-from entente.players.endpoint import OutsideSettings
-from entente.players.endpoint_players import OutsidePlayers
+from entente.players.endpoint import EndpointSettings
+from entente.players.endpoint_players import EndpointPlayers
 from entente.players.read_answer import AnswerCounts
 from entente.rollouts.figures import Figures
 from entente.telemetry.metrics import check
 from entente.telemetry.timing import Spans
 from tasks.rollout_queue import StepRollouts
-from tasks.step_figures import StepClock, outside_figures
+from tasks.step_figures import StepClock, endpoint_figures
 
 NONE = EngineStats()
 REPORT: Figures = {
@@ -45,7 +45,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, 
         gpus=None,
         games=None,
     )
-    resources.endpoints = OutsidePlayers((), Path("none"), OutsideSettings())
+    resources.endpoints = EndpointPlayers((), Path("none"), EndpointSettings())
     rolled = StepRollouts(reports=reports, waited=(0.0, 0.0), ready_share=1.0, queue={})
     trained: Any = SimpleNamespace(metrics={})
     found = asyncio.run(StepClock(resources, NONE).end_step(rolled, trained))
@@ -69,12 +69,12 @@ def test_rollouts_that_were_played_elsewhere_have_their_tokens_and_nothing_of_th
 
 
 def test_endpoints_that_were_asked_have_figures_and_others_have_none():
-    assert not [name for name in figures_of((REPORT,), NONE) if "outside" in name]
-    found = outside_figures(AnswerCounts(answers=4, unanswered=1, unparsable=1, orders=16, missing=4, illegal=2))
+    assert not [name for name in figures_of((REPORT,), NONE) if "endpoint" in name]
+    found = endpoint_figures(AnswerCounts(answers=4, unanswered=1, unparsable=1, orders=16, missing=4, illegal=2))
     check(found)
     assert found == {
-        "rollout/outside_decisions": 4.0,
-        "rollout/outside_unanswered": 1.0,
-        "rollout/outside_missing_share": 0.25,
-        "rollout/outside_illegal": 2.0,
+        "rollout/endpoint_decisions": 4.0,
+        "rollout/endpoint_unanswered": 1.0,
+        "rollout/endpoint_missing_share": 0.25,
+        "rollout/endpoint_illegal": 2.0,
     }

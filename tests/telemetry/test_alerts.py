@@ -37,7 +37,7 @@ def watch(tmp_path: Path) -> Watch:
         ("mismatch", {"train/log_ratio_lag0_p99": 0.03}, 1, "differ by 0.03 nats (99th percentile at lag 0), usually by 0.002"),
         ("mismatch", {"train/log_ratio_lag0_mean": 0.06}, 1, "differ by 0.06 nats on average at lag 0"),
         ("mismatch", {"train/log_ratio_lag0_mean": float("nan")}, 1, "differ by nan nats on average at lag 0"),
-        ("ratio", {"train/ratio_off_p99": 3.1, "train/learning_rate": 3e-3}, 1, "lower training.learning_rate, now 0.003"),
+        ("ratio", {"train/ratio_deviation_p99": 3.1, "train/learning_rate": 3e-3}, 1, "lower training.learning_rate, now 0.003"),
         ("ratio", {"train/masked_share": 0.3}, 1, "30% of the tokens are clipped"),
         ("entropy", {"train/entropy": 0.01}, 1, "entropy is 0.010 nats, under 0.02"),
     ],

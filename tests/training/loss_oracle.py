@@ -26,7 +26,7 @@ class Token:
     """Log-probability of which weights without a gradient are made; None: `now`."""
 
     @property
-    def anchor(self) -> float:
+    def proximal(self) -> float:
         return self.sampled if self.against is None else self.against
 
     @property
@@ -63,9 +63,9 @@ def clipped(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     """Clipped ratio of each token, over the number of tokens."""
     parts = []
     for token in tokens:
-        ratio = math.exp(token.now - token.anchor)
+        ratio = math.exp(token.now - token.proximal)
         loss, by_ratio, guard = _surrogate(ratio, token.advantage)
-        weight = _weight(token.anchor - token.sampled, cap) / len(tokens)
+        weight = _weight(token.proximal - token.sampled, cap) / len(tokens)
         parts.append(Part(0.0, 0.0, "out") if token.is_outlier else Part(weight * loss, weight * by_ratio * ratio, guard))
     return parts
 
@@ -74,8 +74,8 @@ def dppo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     """Plain ratio of each token, but for those whose probability went too far with their advantage."""
     parts = []
     for token in tokens:
-        ratio, moved = math.exp(token.now - token.anchor), math.exp(token.now) - math.exp(token.anchor)
-        weight = _weight(token.anchor - token.sampled, cap) / len(tokens)
+        ratio, moved = math.exp(token.now - token.proximal), math.exp(token.now) - math.exp(token.proximal)
+        weight = _weight(token.proximal - token.sampled, cap) / len(tokens)
         if token.is_outlier:
             parts.append(Part(0.0, 0.0, "out"))
         elif token.advantage > 0 and moved > DIVERGENCE:
@@ -91,8 +91,8 @@ def cispo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
     """Log-probability of each token, weighed with a clipped ratio that does not move with it."""
     parts = []
     for token in tokens:
-        ratio = math.exp((token.now if token.weighed is None else token.weighed) - token.anchor)
-        weight = min(ratio, 1 + CLIP_HIGH) * _weight(token.anchor - token.sampled, cap) / len(tokens)
+        ratio = math.exp((token.now if token.weighed is None else token.weighed) - token.proximal)
+        weight = min(ratio, 1 + CLIP_HIGH) * _weight(token.proximal - token.sampled, cap) / len(tokens)
         slope = -weight * token.advantage
         parts.append(Part(0.0, 0.0, "out") if token.is_outlier else Part(slope * token.now, slope))
     return parts
@@ -123,8 +123,8 @@ def gspo(tokens: Sequence[Token], cap: float = 0.0) -> list[Part]:
         mine = [tokens[place] for place in places]
         if any(token.is_outlier for token in mine):
             continue
-        ratio = math.exp(sum(token.now - token.anchor for token in mine) / len(mine))
-        weight = _weight(sum(token.anchor - token.sampled for token in mine) / len(mine), cap) / len(decisions)
+        ratio = math.exp(sum(token.now - token.proximal for token in mine) / len(mine))
+        weight = _weight(sum(token.proximal - token.sampled for token in mine) / len(mine), cap) / len(decisions)
         loss, by_ratio, guard = _surrogate(ratio, mine[0].advantage)
         for place in places:
             parts[place] = Part(weight * loss / len(mine), weight * by_ratio * ratio / len(mine), guard)

@@ -43,7 +43,7 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     settings = TrainingSettings.model_validate(
         {"device": "cpu", "learning_rate": 1e-2, "updates_per_step": 2, "kl_weight": 0.05, "token_budget": 256} | given
     )
-    policy = Policy(model, settings, split_base=settings.split_base)
+    policy = Policy(model, settings, fsdp=settings.fsdp)
     updater = Updater(policy, settings, peers)
     if peers is not None and not peers.leads:
         with suppress(RunEnded):

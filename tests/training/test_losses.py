@@ -35,9 +35,9 @@ def sampled_tokens(draw: st.DrawFn, anchored: bool) -> list[Token]:
 def near_an_edge(tokens: list[Token], at: int) -> bool:
     token = tokens[at]
     mine = [other for other in tokens if other.decision == token.decision]
-    ratios = [math.exp(token.now - token.sampled), math.exp(token.now - token.anchor)]
-    ratios.append(math.exp(sum(other.now - other.anchor for other in mine) / len(mine)))
-    moved = abs(math.exp(token.now) - math.exp(token.anchor))
+    ratios = [math.exp(token.now - token.sampled), math.exp(token.now - token.proximal)]
+    ratios.append(math.exp(sum(other.now - other.proximal for other in mine) / len(mine)))
+    moved = abs(math.exp(token.now) - math.exp(token.proximal))
     return any(abs(ratio / edge - 1) < 1e-3 for ratio in ratios for edge in EDGES) or abs(moved - 0.2) < 1e-3
 
 
@@ -51,7 +51,7 @@ def found(name: str, tokens: list[Token], cap: float, dtype: torch.dtype = torch
         behaviour=torch.tensor([token.sampled for token in tokens], dtype=dtype),
         advantages=torch.tensor([token.advantage for token in tokens], dtype=dtype),
         decisions=torch.tensor([7 * token.decision + 3 for token in tokens]),
-        anchor=torch.tensor([token.anchor for token in tokens], dtype=dtype) if anchored else None,
+        proximal=torch.tensor([token.proximal for token in tokens], dtype=dtype) if anchored else None,
     )
     loss = kind.of(given, TrainingSettings(importance_cap=cap))
     divided = loss.loss / kind.denominator(len(tokens), len({token.decision for token in tokens}))
@@ -72,7 +72,7 @@ def test_value_and_slope_are_those_of_the_loop(name: str, cap: float, data: st.D
     assert slope.tolist() == pytest.approx([part.slope for part in expected], rel=1e-9, abs=1e-12)
     acted = [
         "out" if out else "high" if high else "low" if low else ""
-        for out, high, low in zip(guards.left_out, guards.clipped_high, guards.clipped_low, strict=True)
+        for out, high, low in zip(guards.outlier, guards.clipped_high, guards.clipped_low, strict=True)
     ]
     assert acted == [part.guard for part in expected]
 
@@ -118,7 +118,7 @@ def test_what_is_no_number_is_left_out_and_reaches_no_gradient(name: str):
         Token(float("nan"), -1.0, 1.0, 3),
     ]
     loss, slope, guards = found(name, tokens, 0.0, torch.float32)
-    assert guards.left_out.tolist() == [False, True, True, True]
+    assert guards.outlier.tolist() == [False, True, True, True]
     assert loss.tolist()[1:] == [0, 0, 0] and slope.tolist()[1:] == [0, 0, 0] and slope[0] < 0
 
 

@@ -131,7 +131,7 @@ def test_how_an_update_is_cut_changes_nothing(name: str):
 def test_with_a_thought_the_slopes_of_the_policy_loss_are_told_and_nothing_else_changes(name: str):
     update, settings = Update(), TrainingSettings(**TERMS["with all"])
     plain = update.found(name, settings, [[0, 1, 2, 3]])
-    assert np.isnan(plain[2]["slope"]).all() and not plain[2]["in_thought"].any()
+    assert np.isnan(plain[2]["gradient"]).all() and not plain[2]["in_thought"].any()
     update.thoughts = [at % 4 == 1 for at in range(len(update.decisions))]
     loss, slopes, seen = update.found(name, settings, [[2], [0, 3], [1]])
     policies = update.policies(update.logits)
@@ -139,7 +139,7 @@ def test_with_a_thought_the_slopes_of_the_policy_loss_are_told_and_nothing_else_
     given = zip(now, update.behaviour, (update.advantages[decision] for decision in update.decisions), strict=True)
     parts = ORACLES[name]([Token(*token, decision) for token, decision in zip(given, update.decisions, strict=True)])
     order = np.argsort(seen["batch_row"], kind="stable")
-    assert seen["slope"][order].tolist() == pytest.approx([part.slope for part in parts], abs=1e-6)
+    assert seen["gradient"][order].tolist() == pytest.approx([part.slope for part in parts], abs=1e-6)
     assert seen["in_thought"][order].tolist() == update.thoughts
     assert loss == pytest.approx(plain[0], rel=1e-12)
     torch.testing.assert_close(slopes, plain[1], rtol=1e-12, atol=1e-15)

@@ -124,7 +124,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
     need forwards without gradient."""
     given = {"importance_cap": 2.0}
     alone = two_updates(small, tmp_path / "one", given)
-    whole, split = run(small, tmp_path / "two", 2, given, given | {"split_base": True})
+    whole, split = run(small, tmp_path / "two", 2, given, given | {"fsdp": True})
     assert_same_update(alone, whole)
     blocks = sum(weight.numel() for weight in model_of(SHAPE).model.layers.parameters())
     assert alone["weights_here"] == whole["weights_here"] == split["weights_here"] + blocks // 2
@@ -136,7 +136,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
 @pytest.mark.slow
 def test_more_processes_than_groups_come_to_the_update_of_one(small: Path, tmp_path: Path):
     settings = {"advantage_scale": "batch"}
-    (more,) = run(small, tmp_path / "more", 8, settings | {"split_base": True})
+    (more,) = run(small, tmp_path / "more", 8, settings | {"fsdp": True})
     assert_same_update(two_updates(small, tmp_path / "one", settings), more)
 
 

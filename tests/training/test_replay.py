@@ -169,7 +169,7 @@ def test_where_an_earlier_step_parts_it_is_named_and_the_step_is_not_repeated(pa
 
 
 def test_returns_that_do_not_follow_from_the_blend_are_found(paths, again):
-    found = again(paths, 1, blend={"centres_gained": 2.0})
+    found = again(paths, 1, reward_weights={"centres_gained": 2.0})
     assert found.difference is not None and found.replayed == found.recorded, "the ledger's returns were trained on"
     assert "the return of decision" in found.difference.sentence
     assert found.difference.replayed == 2 * float(found.difference.recorded)

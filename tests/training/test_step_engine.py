@@ -64,7 +64,7 @@ def budget_of(tokens: int, device: str = "cpu", *, splits: bool = False) -> Upda
     """An updater whose policy is on a device that need not be here."""
     policy: Any = SimpleNamespace(device=torch.device(device), parameters=lambda: [torch.nn.Parameter(torch.zeros(1))])
     peers: Any = object() if splits else None
-    return Updater(policy, TrainingSettings(token_budget=tokens, split_base=splits), peers)
+    return Updater(policy, TrainingSettings(token_budget=tokens, fsdp=splits), peers)
 
 
 @pytest.mark.parametrize(("device", "given", "expected"), [("cpu", 0, CPU_TOKENS), ("cuda", 0, GPU_TOKENS), ("cuda", 700, 700)])
@@ -75,7 +75,9 @@ def test_a_budget_that_is_given_is_used(device: str, given: int, expected: int):
 @pytest.mark.parametrize(
     ("updater", "refusal"),
     [
-        pytest.param(budget_of(4096), rf"{LEAST_TOKENS} unique tokens does not fit .* training.recompute", id="smallest"),
+        pytest.param(
+            budget_of(4096), rf"{LEAST_TOKENS} unique tokens does not fit .* training.gradient_checkpointing", id="smallest"
+        ),
         # Processes that split the base run their forwards together, so none repeats one alone.
         pytest.param(budget_of(0, splits=True), r"4096 unique tokens does not fit .* training.token_budget", id="split base"),
     ],

@@ -39,10 +39,10 @@ def token_figures(seed: int, rows: list[int], **given: Any) -> np.ndarray:
         "entropy": np.array([rng.random() for _ in rows], np.float32),
         "legal_mass": np.array([rng.random() if place % 2 else np.nan for place in range(n)], np.float32),
         "kl": np.full(n, np.nan, np.float32),
-        "slope": np.full(n, np.nan, np.float32),
+        "gradient": np.full(n, np.nan, np.float32),
         "clipped_low": np.array([rng.random() < 0.2 for _ in rows]),
         "clipped_high": np.array([rng.random() < 0.2 for _ in rows]),
-        "left_out": np.array([rng.random() < 0.1 for _ in rows]),
+        "outlier": np.array([rng.random() < 0.1 for _ in rows]),
     }
     columns = figures | given
     return np.array(list(zip(*(columns[name] for name in TOKEN_FIGURES.names), strict=True)), TOKEN_FIGURES)
@@ -57,12 +57,12 @@ def test_figures_are_over_the_tokens_of_all_updates():
     found = update_metrics([update(part) for part in parts])
     tokens = [(part, at) for part in parts for at in range(len(part))]
     ratios = [float(np.exp(np.float64(part["log_ratio"][at]))) for part, at in tokens]
-    left = [bool(part["left_out"][at]) for part, at in tokens]
-    guarded = [bool(part["left_out"][at] or part["clipped_low"][at] or part["clipped_high"][at]) for part, at in tokens]
+    left = [bool(part["outlier"][at]) for part, at in tokens]
+    guarded = [bool(part["outlier"][at] or part["clipped_low"][at] or part["clipped_high"][at]) for part, at in tokens]
     assert found["train/branching_tokens"] == 10 and found["train/unique_tokens"] == 60
     assert found["train/masked_share"] == pytest.approx(sum(guarded) / 10)
     kept = [0.0 if out else ratio for ratio, out in zip(ratios, left, strict=True)]
-    assert found["train/effective_sample_share"] == pytest.approx(sum(kept) ** 2 / (10 * sum(w * w for w in kept)))
+    assert found["train/ess_ratio"] == pytest.approx(sum(kept) ** 2 / (10 * sum(w * w for w in kept)))
     entropies = sorted(float(part["entropy"][at]) for part, at in tokens)
     assert entropies[0] <= found["train/entropy_p10"] <= found["train/entropy_p50"] <= entropies[-1]
     masses = [float(part["legal_mass"][at]) for part, at in tokens if part["legal_mass"][at] == part["legal_mass"][at]]
@@ -75,7 +75,7 @@ def test_thoughts_and_orders_are_told_apart_only_where_there_are_thoughts():
     first = token_figures(1, [0, 0, 1], in_thought=thought, slope=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
     second = token_figures(2, [2, 3], slope=np.array([0.0, -0.3], np.float32))
     found = update_metrics([update(first), update(second)])
-    assert found["train/thought_tokens"] == 2 and found["train/thought_slope_share"] == pytest.approx(0.3)
+    assert found["train/thought_tokens"] == 2 and found["train/thought_grad_share"] == pytest.approx(0.3)
     assert found["train/thought_kl_mean"] == pytest.approx(0.2) and found["train/order_kl_mean"] == pytest.approx(0.2)
     assert found["train/thought_log_ratio_mean"] == pytest.approx(np.abs(first["log_ratio"][thought]).mean())
     orders = [*first["entropy"][~thought], *second["entropy"]]
@@ -84,7 +84,7 @@ def test_thoughts_and_orders_are_told_apart_only_where_there_are_thoughts():
     plain = update_metrics([update(second)])
     assert not [name for name in plain if "thought" in name or "order" in name]
     unmeasured = update_metrics([update(token_figures(1, [0, 1, 2], in_thought=thought))])
-    assert "train/thought_slope_share" not in unmeasured and "train/thought_kl_mean" not in unmeasured
+    assert "train/thought_grad_share" not in unmeasured and "train/thought_kl_mean" not in unmeasured
 
 
 @pytest.mark.parametrize(("weights", "share"), [([1, 1, 1, 1], 1.0), ([1, 0, 0, 0], 0.25), ([3, 1], 0.8), ([0, 0], 0.0)])

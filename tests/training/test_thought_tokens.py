@@ -120,7 +120,7 @@ def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, 
     for name, values in figures.items():
         np.testing.assert_allclose(seen[name][order], values.detach().numpy(), atol=2e-5)
     slopes = np.array([part.slope for part in naive.parts(loss, advantages)])
-    np.testing.assert_allclose(seen["slope"][order], slopes, atol=1e-5)
+    np.testing.assert_allclose(seen["gradient"][order], slopes, atol=1e-5)
     assert not np.isfinite(seen["legal_mass"][seen["in_thought"]]).any()
     assert np.isfinite(seen["legal_mass"]).sum() == len(naive.probes()) > 0
     assert slopes[naive.thoughts].any() and slopes[~np.array(naive.thoughts)].any(), "one part taught nothing"

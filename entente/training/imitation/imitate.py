@@ -93,7 +93,9 @@ class Imitation:
         codec = Codec(folder)
         self.examples, self.separator = Examples(codec, settings.prompts), codec.separator_id
         self.model: Any = _network(folder, settings).train()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=settings.rate, weight_decay=_WEIGHT_DECAY, fused=True)
+        self.optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, weight_decay=_WEIGHT_DECAY, fused=True
+        )
         self.checkpoints = folder / "checkpoints"
         self.state = load_state(self.checkpoints, self.model, self.optimiser)
 
@@ -106,7 +108,7 @@ class Imitation:
         while state.step < settings.steps:
             self.step()
             reporter().stage("imitation", state.step, settings.steps)
-            if state.step % settings.measure_every == 0 or state.step == settings.steps:
+            if state.step % settings.eval_every == 0 or state.step == settings.steps:
                 self._add_point()
                 speed = (state.tokens - tokens_before) / (time.monotonic() - began)
                 reporter().say(f"{curve_line(state.curve[-1], settings.steps)}, {speed:,.0f} tokens/s")
@@ -122,7 +124,7 @@ class Imitation:
             self.optimiser.zero_grad(set_to_none=True)
             loss, tokens = backward(self.model, examples, settings.prompt_weight)
             if not math.isfinite(loss):
-                raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --rate and start again")
+                raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --learning-rate and start again")
             state.losses.append(loss)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
             (group,) = self.optimiser.param_groups

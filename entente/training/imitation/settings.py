@@ -38,13 +38,13 @@ class ImitationSettings(Settings):
     """Optimiser steps."""
     positions: Annotated[int, Field(ge=1)] = 16
     """Positions per step, each with the decisions of all its powers (about 5)."""
-    rate: Annotated[float, Field(gt=0)] = 3e-3
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     """Peak AdamW learning rate, reached after a twentieth of the steps."""
-    schedule: Literal["cosine", "linear"] = "cosine"
+    lr_schedule: Literal["cosine", "linear"] = "cosine"
     """Decay of the learning rate, to a twentieth of its peak at the last step."""
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Loss weight of a prompt token, relative to 1 for a completion token; with 0 the model does not learn to read the board."""
-    measure_every: Annotated[int, Field(ge=1)] = 100
+    eval_every: Annotated[int, Field(ge=1)] = 100
     """Steps between evaluations on held-out games."""
     checkpoint_minutes: Annotated[float, Field(ge=0)] = 5.0
     """Minutes between checkpoints, which do not change the result; 0: one after every step."""
@@ -56,8 +56,8 @@ class ImitationSettings(Settings):
     @property
     def rates(self) -> TrainingSettings:
         return TrainingSettings(
-            learning_rate=self.rate,
-            rate_schedule=self.schedule if self.steps > self.warm_up_steps else "constant",
+            learning_rate=self.learning_rate,
+            rate_schedule=self.lr_schedule if self.steps > self.warm_up_steps else "constant",
             warm_up_steps=self.warm_up_steps,
             decay_steps=self.steps,
         )

@@ -10,6 +10,6 @@ SMALL = ImitationSettings(
     layers=1,
     steps=6,
     positions=2,
-    measure_every=3,
+    eval_every=3,
     checkpoint_minutes=0,
 )

@@ -81,7 +81,7 @@ def test_a_loss_that_is_not_finite_ends_the_work_before_the_weights_change(
     tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "backward", lambda *given: (float("nan"), 0))
-    with pytest.raises(TrainingError, match="the loss of step 1 is not finite: lower --rate"):
+    with pytest.raises(TrainingError, match="the loss of step 1 is not finite: lower --learning-rate"):
         made(tmp_path, games)
     assert not (tmp_path / "small").exists()
 
@@ -112,7 +112,7 @@ def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tm
 @pytest.mark.system
 def test_a_kill_at_any_moment_is_resumed_by_the_command_to_the_same_bytes(entente: Entente):
     words = ["--teachers", "mover", "--games", "4", "--last-year", "1901", "--hidden", "32", "--layers", "1", "--steps", "30"]
-    words += ["--positions", "2", "--measure-every", "10", "--checkpoint-minutes", "0"]
+    words += ["--positions", "2", "--eval-every", "10", "--checkpoint-minutes", "0"]
     whole = entente("model", "imitate", "whole", *words)
     assert whole.returncode == 0, whole.stderr
     models = entente.folder / "runs" / "_models"

@@ -33,10 +33,10 @@ def test_a_run_trains_against_an_endpoint_and_its_key_is_in_no_file(workplace):
         assert done.returncode == 0, done.stderr
     paths = RunPaths(workplace.folder / "runs" / "outside")
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
-    (figures,) = [line for line in lines if "rollout/outside_decisions" in line]
+    (figures,) = [line for line in lines if "rollout/endpoint_decisions" in line]
     answers = [json.loads(line) for line in paths.answers.read_text().splitlines()]
-    assert figures["rollout/outside_decisions"] >= len(answers) == len(server.requests) > 0
-    assert figures["rollout/outside_missing_share"] == 0
+    assert figures["rollout/endpoint_decisions"] >= len(answers) == len(server.requests) > 0
+    assert figures["rollout/endpoint_missing_share"] == 0
     asked = workplace("sql", "--run", "outside", "SELECT DISTINCT opponents FROM decisions")
     assert server.player in asked.stdout, asked.stderr
     assert all(request["headers"]["authorization"] == "Bearer sk-very-secret" for request in server.requests)
