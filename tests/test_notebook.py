@@ -46,7 +46,7 @@ def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths):
     assert run.settings.steps == 2 and run.scores.fetchall()
     with pytest.raises(DataError, match="has no game that can be read"):
         run.replay("0/0")
-    assert run.refused.fetchall() and not run.decisions.fetchall()
+    assert run.rejected_files.fetchall() and not run.decisions.fetchall()
 
 
 def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(stored_run: RunPaths):

@@ -182,10 +182,10 @@ METRICS: dict[str, Metric] = (
         mover=("centres", "the same for `mover`"),
         territorial=("centres", "the same for `territorial`"),
         dumbbot=("centres", "the same for `dumbbot`"),
-        track=("centres", "the same for a version between, measured during training"),
-        track_low=("centres", "lower end of its 95 % interval"),
-        track_high=("centres", "upper end of it"),
-        track_version=("versions", "the version that it is of"),
+        eval=("centres", "the same for a version between, measured during training"),
+        eval_low=("centres", "lower end of its 95 % interval"),
+        eval_high=("centres", "upper end of it"),
+        eval_version=("versions", "the version that it is of"),
     )
 )
 

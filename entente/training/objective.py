@@ -170,9 +170,9 @@ class Objective:
         tokens, kind = self._sampled(micro, forward["chosen"]), policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
-        slope = torch.full_like(forward["entropy"], float("nan"))
+        gradient = torch.full_like(forward["entropy"], float("nan"))
         if self.thought_tokens:
-            (slope,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
+            (gradient,) = torch.autograd.grad(loss, tokens.logprobs, retain_graph=True)
         if self.settings.entropy_weight:
             loss = loss - self.settings.entropy_weight * forward["entropy"].sum() / self.branching_tokens
         if "kl" in forward:
@@ -184,8 +184,8 @@ class Objective:
             "log_ratio": tokens.logprobs - tokens.behaviour,
             "entropy": forward["entropy"],
             "legal_mass": forward["legal_mass"],
-            "kl": forward.get("kl", torch.full_like(slope, float("nan"))),
-            "gradient": slope,
+            "kl": forward.get("kl", torch.full_like(gradient, float("nan"))),
+            "gradient": gradient,
             "clipped_low": policy.clipped_low,
             "clipped_high": policy.clipped_high,
             "outlier": policy.outlier,

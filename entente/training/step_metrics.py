@@ -55,10 +55,10 @@ def _thought_metrics(seen: np.ndarray) -> dict[str, float]:
     """Thought and order tokens separately; empty without a thought token."""
     if not seen["in_thought"].any():
         return {}
-    slopes = np.abs(np.where(np.isfinite(seen["gradient"]), seen["gradient"], 0.0).astype(np.float64))
+    gradients = np.abs(np.where(np.isfinite(seen["gradient"]), seen["gradient"], 0.0).astype(np.float64))
     metrics = {"train/thought_tokens": float(seen["in_thought"].sum())}
-    if slopes.any():
-        metrics["train/thought_grad_share"] = float(slopes[seen["in_thought"]].sum() / slopes.sum())
+    if gradients.any():
+        metrics["train/thought_grad_share"] = float(gradients[seen["in_thought"]].sum() / gradients.sum())
     for part, tokens in {"thought": seen["in_thought"], "order": ~seen["in_thought"]}.items():
         figures = {"log_ratio_mean": np.abs(seen["log_ratio"]), "entropy_mean": seen["entropy"], "kl_mean": seen["kl"]}
         for name, values in figures.items():

@@ -73,7 +73,7 @@ REFUSED = [
         ["evaluate", "--run", "taken", "--players", "mover+search,random", "--search.player", "policy"],
         "no scripted player 'policy'",
     ),
-    (["watch", "--run", "taken", "--beat-s", "0"], "--beat-s must be above 0"),
+    (["watch", "--run", "taken", "--interval-s", "0"], "--interval-s must be above 0"),
     (["bench", "tune", "--run", "taken", "--rounds", "0"], "rounds"),
     (["enter", "here", "--game", "a"], "'here' is no address of a server"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),

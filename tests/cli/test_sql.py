@@ -129,7 +129,7 @@ def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
     Path("runs/mine/metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "tra\n{"step": 3')
     code, shown, said = ask("--format", "csv", "select count(*) from decisions")
     assert code == 0 and shown.splitlines()[1] == "0"
-    assert "the answer lacks rows of 2 files that are damaged or missing, first local/000000.arrow" in said
+    assert "the answer lacks rows of 2 damaged or missing files, first local/000000.arrow" in said
 
 
 @pytest.mark.parametrize(

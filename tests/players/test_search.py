@@ -66,7 +66,7 @@ def test_values_are_means_of_playouts_whose_luck_every_proposal_shares(autumn: D
 def test_what_is_not_legal_is_refused_and_never_played(autumn: DecisionRequest, monkeypatch):
     monkeypatch.setattr(Playouts, "value", lambda *_: pytest.fail("an illegal order set was played out"))
     illegal = holding(autumn, PIC="A PIC - MOS")
-    with pytest.raises(InputError, match="was proposed for FRANCE in F1901M and is no legal movement set"):
+    with pytest.raises(InputError, match="was proposed for FRANCE in F1901M and is not a legal movement set"):
         searched(autumn, [holding(autumn), illegal], QUICK)
     with pytest.raises(InputError, match="a search for FRANCE in F1901M has no proposal"):
         searched(autumn, [], QUICK)

@@ -295,14 +295,14 @@ def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(b
 
 def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_is_refused(tmp_path: Path):
     file, named = tmp_path / "mine.sql", {"run": "queried", "runs_root": str(tmp_path)}
-    file.write_text("FROM candidates SELECT shard, start_group ORDER BY spread DESC")
+    file.write_text("FROM candidates SELECT shard, start_group ORDER BY return_range DESC")
     settings = layered_settings("laptop", [], {**named, "storage": {"selection": str(file)}})
     settings.paths.create().settings.write_text(settings.model_dump_json())
     file.write_text("FROM candidates SELECT shard, start_group ORDER BY lag")
-    assert "spread DESC" in resumed_settings((), named).storage.selection
+    assert "return_range DESC" in resumed_settings((), named).storage.selection
     changed = {**named, "storage": {"selection": str(file)}}
     with pytest.raises(
-        InputError, match=r"started with storage\.selection .*spread DESC.* cannot continue with .*lag.*--init-from"
+        InputError, match=r"started with storage\.selection .*return_range DESC.* cannot continue with .*lag.*--init-from"
     ):
         resumed_settings((), changed)
     with pytest.raises(InputError, match=r"^storage\.selection .*candidates"):

@@ -166,7 +166,7 @@ def test_a_connection_reaches_nothing_outside_itself(paths: RunPaths, publish: A
     before = sorted(tmp_path.rglob("*"))
     connection = connect(paths.root)
     with pytest.raises(duckdb.Error):
-        connection.execute(statement.format(secret=secret, endpoint=outside)).fetchall()
+        connection.execute(statement.format(secret=secret, outside=outside)).fetchall()
     assert sorted(tmp_path.rglob("*")) == before
     assert python_table.num_rows == 12
 

@@ -101,7 +101,7 @@ def test_what_went_is_gone_whole_and_the_rest_answers_questions(run: RunPaths) -
     with connect(run.root) as after:
         assert after.sql("select distinct start_group from decisions order by all").fetchall() == [(n,) for n in range(6, 10)]
         assert after.sql("select count(distinct step) from batches").fetchall() == [(6,)], "ledgers stay"
-        assert after.sql("from refused").fetchall() == []
+        assert after.sql("from rejected_files").fetchall() == []
 
 
 def test_a_removal_that_was_killed_between_shard_and_phases_goes_on(run: RunPaths) -> None:

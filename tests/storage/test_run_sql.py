@@ -139,7 +139,7 @@ def test_distil_targets_are_asked_with_the_teacher_s_choice_and_the_student_s(pa
             0.5,
             0.75,
         )
-        assert ask(run, "select shard from refused").to_pylist() == [{"shard": "distil_targets/round-0001/000008.arrow"}]
+        assert ask(run, "select shard from rejected_files").to_pylist() == [{"shard": "distil_targets/round-0001/000008.arrow"}]
 
 
 def test_an_answer_and_a_query_are_bounded_in_memory(

@@ -23,8 +23,8 @@ def test_a_name_stands_for_a_blend_of_known_weights(name: str) -> None:
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        ({"reward_weights": "clever"}, "there is no reward_weights 'clever'; named ones are centres, sum_of_squares"),
-        ({"reward_weights": {"survival": 0.0}}, "every component weighs 0"),
+        ({"reward_weights": "clever"}, "there are no weights named 'clever'; known ones are centres, sum_of_squares"),
+        ({"reward_weights": {"survival": 0.0}}, "every component has weight 0"),
     ],
     ids=["name", "zero"],
 )

@@ -98,7 +98,7 @@ def blocks_run(updater: Updater) -> list[int]:
 
 
 def test_recomputation_runs_blocks_twice_and_changes_the_gradient_by_rounding_alone(batch):
-    plain, thrifty = updater_for(), updater_for(recompute=True)
+    plain, thrifty = updater_for(), updater_for(gradient_checkpointing=True)
     once, twice = blocks_run(plain), blocks_run(thrifty)
     kept, again = gradient_of(plain, batch), gradient_of(thrifty, batch)
     assert np.linalg.norm(again - kept) <= 1e-5 * np.linalg.norm(kept)

@@ -72,8 +72,8 @@ def test_figures_are_over_the_tokens_of_all_updates():
 
 def test_thoughts_and_orders_are_told_apart_only_where_there_are_thoughts():
     thought, kl = np.array([True, False, True]), np.array([0.1, 0.2, 0.3], np.float32)
-    first = token_figures(1, [0, 0, 1], in_thought=thought, slope=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
-    second = token_figures(2, [2, 3], slope=np.array([0.0, -0.3], np.float32))
+    first = token_figures(1, [0, 0, 1], in_thought=thought, gradient=np.array([-0.1, 0.4, 0.2], np.float32), kl=kl)
+    second = token_figures(2, [2, 3], gradient=np.array([0.0, -0.3], np.float32))
     found = update_metrics([update(first), update(second)])
     assert found["train/thought_tokens"] == 2 and found["train/thought_grad_share"] == pytest.approx(0.3)
     assert found["train/thought_kl_mean"] == pytest.approx(0.2) and found["train/order_kl_mean"] == pytest.approx(0.2)
