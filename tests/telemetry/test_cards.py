@@ -179,3 +179,22 @@ def test_a_real_card_is_seen_by_torch_under_its_uuid():
     environment = {**module.os.environ, VARIABLE: found[-1].uuid}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.split() == ["1", found[-1].uuid.removeprefix("GPU-")]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "sentence"),
+    [
+        ((13, 0), "550.54.15", "needs NVIDIA driver 580 or newer, and this machine has 550.54.15"),
+        ((12, 6), "470.1", "needs NVIDIA driver 525"),
+        (None, "580.159", "built for the CPU"),
+        ((13, 0), "580.82.07", ""),
+        ((12, 6), "550.54.15", ""),
+        ((13, 0), "unknown", ""),
+    ],
+)
+def test_a_driver_that_torch_cannot_use_is_named(
+    monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int] | None, driver: str, sentence: str
+):
+    monkeypatch.setattr(module, "torch_cuda", lambda: cuda)
+    problem = module.driver_problem(driver)
+    assert (problem is None) is (not sentence) and sentence in (problem or ("", ""))[0]
