@@ -30,6 +30,7 @@ from entente.inference.engine_cards import engine_dtype
 from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import trainer_share
 from entente.players.policy import Tokens
+from entente.records.policy_version import TrainedStep
 from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import check_length, check_room
 from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
@@ -39,7 +40,7 @@ from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
-from entente.training.process import TrainedStep, TrainerProcess
+from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache
 from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache

@@ -7,10 +7,10 @@ opened an object closes it.
 import asyncio
 from dataclasses import dataclass
 
-from entente.records.policy_version import PolicyVersion
+from entente.records.policy_version import PolicyVersion, TrainedStep
 from entente.rollouts.resources import RolloutResources
 from entente.telemetry.devices import GpuSampler
-from entente.training.process import TrainedStep, TrainerProcess
+from entente.training.process import TrainerProcess
 from storage.control import ControlDesk
 
 

@@ -5,10 +5,10 @@ import time
 
 from entente.inference.engine import EngineStats
 from entente.players.read_answer import AnswerCounts
+from entente.records.policy_version import TrainedStep
 from entente.rollouts.figures import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
 from entente.telemetry.metrics import METRICS
-from entente.training.process import TrainedStep
 from tasks.open_objects import OpenRun
 from tasks.rollout_queue import StepRollouts
 

@@ -12,10 +12,10 @@ from prefect import task
 from prefect.context import FlowRunContext
 from prefect.utilities.annotations import quote
 
+from entente.records.policy_version import TrainedStep
 from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange, play_groups, play_probe
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
-from entente.training.process import TrainedStep
 from storage.distil_store import DistilQuery
 from tasks.dask_rollouts import DaskCluster
 from tasks.open_objects import OpenRun

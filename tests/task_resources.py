@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from entente.records.policy_version import BASE
+from entente.records.policy_version import BASE, TrainedStep
 from entente.rollouts.settings import RolloutSettings
-from entente.training.process import TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths

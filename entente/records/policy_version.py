@@ -1,4 +1,4 @@
-"""A policy version: its number, the hash of its weights and its adapter folder; and the files of an adapter."""
+"""A policy version (number, hash of its weights, adapter folder), the trainer step that published it, and an adapter's files."""
 
 import hashlib
 import math
@@ -35,6 +35,21 @@ class PolicyVersion:
 
     def __str__(self) -> str:
         return f"version {self.version} ({self.adapter_hash})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """The answer of the trainer's process to `step`."""
+
+    published: PolicyVersion
+    """Has the step's number; before the first step, the base model."""
+    metrics: dict[str, float]
+    set_aside: tuple[str, ...] = ()
+    """From `ready`: a sentence per damaged checkpoint that was skipped."""
+
+    @property
+    def step_done(self) -> int:
+        return self.published.version
 
 
 BASE = PolicyVersion(version=BASE_VERSION, adapter_hash=BASE_HASH)

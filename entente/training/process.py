@@ -24,7 +24,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -34,7 +33,7 @@ import psutil
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from entente.records.policy_version import PolicyVersion
+from entente.records.policy_version import TrainedStep
 from entente.telemetry import errors
 from entente.telemetry.cards import VARIABLE, Card
 from entente.telemetry.child import end_with_parent
@@ -65,19 +64,6 @@ _TORCHRUN_ENDS_S = 10.0
 P = ParamSpec("P")
 R = TypeVar("R")
 _ARGUMENTS: dict[str, dict[str, TypeAdapter[Any]]] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedStep:
-    published: PolicyVersion
-    """Has the step's number; before the first step, the base model."""
-    metrics: dict[str, float]
-    set_aside: tuple[str, ...] = ()
-    """From `ready`: a sentence per damaged checkpoint that was skipped."""
-
-    @property
-    def step_done(self) -> int:
-        return self.published.version
 
 
 _TRAINED_STEP = TypeAdapter(TrainedStep)

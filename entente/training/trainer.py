@@ -13,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
 from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from entente.training.mismatch import check_mismatch, measure_mismatch
 from entente.training.objective import StepFigures
 from entente.training.parallel import Peers
 from entente.training.policy import Policy, find_faults
-from entente.training.process import TrainedStep
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
     distil_target_metrics,

@@ -5,9 +5,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
 from entente.rollouts.settings import RolloutSettings
-from entente.training.process import TrainedStep
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
 from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange
 from entente.telemetry.timing import Spans
-from entente.training.process import TrainedStep
 from storage.ledger import Eligible
 from storage.runs import RunPaths
 from tasks import rollout_queue

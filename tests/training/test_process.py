@@ -16,10 +16,10 @@ from typing import Any, get_type_hints
 import psutil
 import pytest
 
-from entente.records.policy_version import BASE, PolicyVersion
+from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training import process
-from entente.training.process import TrainedStep, TrainerProcess
+from entente.training.process import TrainerProcess
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
