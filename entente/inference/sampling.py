@@ -6,7 +6,7 @@ A thought token is sampled from an open set, which no array lists.
 
 The random number of a token is a function of the request's seed and of the token's place in the completion. There is no state
 between tokens, so a sample does not depend on the batch, on skipped forced tokens, on a retry, or on the engine: vLLM's processor
-uses the same numbers (`LegalArena.draw`). The host computes them in integers. The n-th number of a seed is the n-th output of
+uses the same numbers (`LegalArena.sample`). The host computes them in integers. The n-th number of a seed is the n-th output of
 splitmix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014):
 
     z = seed + (n + 1) * 0x9E3779B97F4A7C15;  z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9;  z = (z ^ z >> 27) * 0x94D049BB133111EB;
