@@ -28,11 +28,11 @@ from entente.decoding.weight_files import stored_format
 from entente.inference.choose_engine import make_engine
 from entente.inference.engine_cards import engine_dtype
 from entente.inference.host import EngineHost, start_engine
-from entente.inference.memory_plan import trainer_share
+from entente.inference.memory_plan import read_shape, trainer_share
 from entente.players.policy import Tokens
 from entente.records.policy_version import TrainedStep
 from entente.settings.check_settings import check_settings, try_loss
-from entente.settings.find_model import check_length, check_room
+from entente.settings.find_model import check_length, check_room, token_budget
 from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
@@ -165,7 +165,8 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             stack.push(partial(_free_name, paths))
         for sentence in restore_ledgers(paths, settings.storage) if resume else ():
             reporter().say(sentence)
-        training = settings.training.model_copy(update={"seed": settings.seed})
+        budget = token_budget(settings, read_shape(model), cards)
+        training = settings.training.model_copy(update={"seed": settings.seed, "token_budget": budget})
         share = trainer_share(cards, settings.inference)
         trainer = TrainerProcess(
             paths,

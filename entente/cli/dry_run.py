@@ -5,6 +5,7 @@ Downloads and writes nothing, and imports neither Prefect nor vLLM. In names, `b
 """
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,18 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     tokens = Tokens(BytesAsTokens() if model is None else Codec(model), settings.prompts)
     if model is not None:  # without its tokenizer, bytes count as tokens
         tokens.check_thought(settings.inference.max_model_length)
-    rollouts = settings.rollouts.at(settings.steps)  # the last horizon of a schedule, as if it were that of all steps
-    sample = rehearse(positions, tokens, rollouts, settings.inference.max_model_length, settings.seed)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     steps = max(0, settings.steps - done)
+    rollouts, samples = settings.rollouts.at(settings.steps), {}
+    at_horizon = Counter(settings.rollouts.at(step).horizon_years for step in range(done + 1, settings.steps + 1))
+    for years in sorted({*at_horizon, rollouts.horizon_years}):
+        at = rollouts.model_copy(update={"horizon_years": years})
+        samples[years] = rehearse(positions, tokens, at, settings.inference.max_model_length, settings.seed)
+    sample = samples[rollouts.horizon_years]  # memory and the rate of decisions are those of the last horizon
     forks = steps * rollouts.start_groups * rollouts.forks_per_group
     powers = 1 if rollouts.policy_powers == "one" else len(POWERS)
-    decisions = round(forks * sample.decisions_per_fork)
+    forks_a_step = rollouts.start_groups * rollouts.forks_per_group
+    decisions = round(sum(count * forks_a_step * samples[years].decisions_per_fork for years, count in at_horizon.items()))
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
     return {
         "command": "train",

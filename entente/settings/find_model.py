@@ -8,6 +8,7 @@ from entente.decoding.weight_files import has_weights
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.inference.engine_cards import computes_on_card, has_cuda, usable_cards
 from entente.inference.memory_plan import (
+    CONTEXT_BYTES,
     Machine,
     ModelShape,
     check_memory,
@@ -15,12 +16,13 @@ from entente.inference.memory_plan import (
     this_machine,
     trainer_gpu_memory,
     trainer_memory,
+    trainer_share,
 )
 from entente.inference.settings import InferenceSettings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan, plan_cards, torch_cuda
 from entente.telemetry.errors import InputError
-from entente.training.settings import CPU_TOKENS, TINY_VOCABULARY, TinyModelSettings, find_tiny, longest_sequence
+from entente.training.settings import CPU_TOKENS, GPU_TOKENS, TINY_VOCABULARY, TinyModelSettings, find_tiny, longest_sequence
 from storage.run_base import check_base
 from storage.runs import MODEL_FOLDER, RunPaths
 
@@ -166,3 +168,27 @@ def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: 
         tokens=training.token_budget or settings.inference.max_model_length,
         recompute=training.gradient_checkpointing,
     )
+
+
+def token_budget(settings: RunSettings, shape: ModelShape, cards: CardPlan) -> int:
+    """Unique tokens of the trainer's micro-batches: the setting, else on a GPU `GPU_TOKENS` or the largest half, quarter, ... of
+    it that fits into the trainer's part of its card; 0 without a GPU. A budget that does not fit is found out by running out of
+    memory, in every run anew.
+    """
+    training = settings.training
+    if training.token_budget or not cards.trainer:
+        return training.token_budget
+    total = min(card.total for card in cards.trainer)
+    room = int(total * trainer_share(cards, settings.inference)) or total - CONTEXT_BYTES
+
+    def needed(tokens: int) -> int:
+        return trainer_gpu_memory(
+            shape,
+            rank=training.lora_rank,
+            dtype=training.dtype,
+            targets=training.lora_targets,
+            tokens=tokens,
+            recompute=training.gradient_checkpointing,
+        )
+
+    return next((tokens for tokens in (GPU_TOKENS >> halved for halved in range(5)) if needed(tokens) <= room), GPU_TOKENS >> 4)

@@ -102,7 +102,7 @@ class TrainingSettings(Settings):
     legal_mass_weight: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the mean of -log(legal mass) over the probed tokens; 0: off."""
     token_budget: Annotated[int, Field(ge=0)] = 0
-    """Unique tokens of a micro-batch; 0: a constant of the device; halved while memory runs out."""
+    """Unique tokens of a micro-batch; 0: 4,096 on a CPU, and what fits on a GPU, at most 8,192; halved while memory runs out."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -249,6 +249,16 @@ def test_before_any_run_the_time_follows_from_the_models_arithmetic(model: Path,
     assert share == pytest.approx(32 / settings.rollouts.start_groups, rel=0.01)
 
 
+def test_decisions_of_a_schedule_are_those_of_each_horizon(model: Path, tmp_path: Path):
+    def decisions(steps: int, **rollouts: Any) -> int:
+        given = {"inference": {"model": str(model)}, "runs_root": str(tmp_path), "steps": steps, "rollouts": rollouts}
+        return plan_train(layered_settings("laptop", overrides=given))["work"]["decisions_about"]
+
+    short, long = decisions(2, horizon_years=1), decisions(3, horizon_years=2)
+    assert long > 2 * short
+    assert decisions(5, horizon_years=1, horizon_schedule="3:2") == pytest.approx(short + long, abs=1)
+
+
 def test_a_prefix_that_forks_share_is_one_work():
     rng = random.Random(1)
     for _ in range(100):

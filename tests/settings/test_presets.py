@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from entente.inference.memory_plan import GIB, Machine, ModelShape, check_memory, plan_memory
-from entente.settings.find_model import trainer_bytes, trainer_gpu_bytes
+from entente.settings.find_model import token_budget, trainer_bytes, trainer_gpu_bytes
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
+from entente.telemetry.cards import Card, CardPlan
 from entente.telemetry.errors import InputError
 from entente.training.settings import usual_rate
 
@@ -105,3 +106,23 @@ def test_a_card_with_a_quarter_less_is_refused_in_a_sentence(card: int):
     with pytest.raises(InputError, match=r"share the GPU.*are free: ") as refused:
         check(settings, shape, here)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("shared", "share", "expected"), [(True, 0.55, 4096), (True, 0.32, 8192), (True, 0.8, 1024), (False, 0.9, 8192)]
+)
+def test_micro_batches_have_what_fits_into_the_trainer_s_part_of_the_card(shared: bool, share: float, expected: int):
+    settings, shape = preset(80, H100)
+    inference = settings.inference.model_copy(update={"gpu_memory_utilization": share})
+    settings = settings.model_copy(
+        update={"inference": inference, "training": settings.training.model_copy(update={"token_budget": 0})}
+    )
+    one, other = (
+        Card(uuid=f"GPU-{n}", index=n, name="H100", total=81_559 << 20, free=81_000 << 20, driver="580", mig=False)
+        for n in range(2)
+    )
+    plan = CardPlan(engine=(one,), trainer=(one if shared else other,))
+    assert token_budget(settings, shape, plan) == expected
+    assert token_budget(settings, shape, CardPlan()) == 0, "a CPU has its own constant"
+    named = settings.model_copy(update={"training": settings.training.model_copy(update={"token_budget": 700})})
+    assert token_budget(named, shape, plan) == 700
