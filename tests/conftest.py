@@ -7,7 +7,7 @@ import random
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -122,14 +122,23 @@ _LONGEST = ("tests/training/", "tests/inference/", "tests/flows/", "tests/test_"
 """Where the longest files of the system tier are: begun last, they would leave one worker alone."""
 
 
+TURNS = 4
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in an order of this seed")
+    parser.addoption("--turn", metavar="COMMIT", help="of the tests marked 'in_turn' run a quarter, which one by a commit's hash")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The system tier imports only files with a test of it: a fifth of all, and a worker imports all before its first test."""
     python = _is_system_tier(config) and collection_path.suffix == ".py"
     return True if python and _SYSTEM not in collection_path.read_text() else None
+
+
+def in_turn(names: Sequence[str], commit: str) -> set[str]:
+    """Every fourth name, from the one that the commit's hash chooses: CI's share of long tests whose rules others guard too."""
+    return set(names[int(commit, 16) % TURNS :: TURNS])
 
 
 def _is_system_tier(config: pytest.Config) -> bool:
@@ -157,6 +166,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long files first. A test outside its group would make the shared fixture a second time, so it is refused."""
+    if (commit := config.getoption("turn")) is not None:
+        taken = in_turn(sorted(item.nodeid for item in items if item.get_closest_marker("in_turn")), commit)
+        left_out = [item for item in items if item.get_closest_marker("in_turn") and item.nodeid not in taken]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
     if (seed := config.getoption("shuffle")) is not None:
         rng = random.Random(seed)
         files = {path: rng.random() for path in dict.fromkeys(item.path for item in items)}

@@ -203,6 +203,7 @@ def test_a_dry_run_refuses_a_loss_that_cannot_be_loaded(entente, package):
     assert re.search(r"training.loss: the loss 'broken:part' cannot be loaded .ModuleNotFoundError", line)
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_run_trains_with_the_bot_the_loss_and_the_reward_of_the_page(workplace, documented: Path, tmp_path: Path):
     file = tmp_path / "mine.toml"

@@ -122,6 +122,7 @@ def test_the_notebook_is_stored_without_outputs():
     assert len(cells) > 5 and [cell for cell in cells if cell["outputs"] or cell["execution_count"]] == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_the_notebook_runs_and_shows_what_it_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefect_server: str):
     """In a kernel of its own."""

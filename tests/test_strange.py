@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import strange_environments
+from tests.conftest import in_turn
 from tests.plain_environment import PLAIN, is_read
 from tests.strange_environments import ENVIRONMENTS, main, order_for, run_in
 
@@ -75,6 +76,12 @@ def test_a_commit_takes_one_environment_and_the_next_where_the_machine_cannot_ha
     run: list[str] = []
     monkeypatch.setattr(strange_environments, "run_in", lambda name, _: run.append(name) or {first: None}.get(name, True))
     assert main(["--pick", "abc123"]) == 0 and run == [first, second]
+
+
+def test_four_commits_in_turn_run_every_test_once():
+    names = [f"test {number}" for number in range(10)]
+    parts = [in_turn(names, f"{commit:040x}") for commit in range(8, 12)]
+    assert sorted(name for part in parts for name in part) == sorted(names) and all(2 <= len(part) <= 3 for part in parts)
 
 
 def test_a_wrong_name_is_refused_with_the_right_ones(capsys: pytest.CaptureFixture[str]):

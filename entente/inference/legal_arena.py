@@ -285,8 +285,8 @@ def _sample_places(legal: Tensor, uniforms: Tensor, temperatures: Tensor) -> tup
 
 
 def _sample_open(logits: Tensor, uniforms: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """`_sample_places` for open sets: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`. Samples a block, then a column
-    within it. Sums over blocks are in float32, all further ones in float64."""
+    """`_sample_places` for open sets: float32 [rows, n], n a multiple of `_BLOCK`; changes `logits`. Samples a block, then a
+    column within it. Sums over blocks are in float32, all further ones in float64."""
     least = torch.finfo(torch.float32).tiny
     scaled = logits.sub_(logits.amax(1, keepdim=True)).div_(temperatures.float().clamp_(min=least).unsqueeze(1))
     weights = scaled.exp().view(len(logits), -1, _BLOCK)

@@ -37,6 +37,7 @@ def test_tokens_are_those_of_the_rows_and_their_logprobs_add_up(trained):
     assert (counts["n"], counts["free"], wrong["n"]) == (told["n"], told["free"], 0) and counts["s"] < 0
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_version_measured_again_scores_the_same(workplace, trained):
     summary, _, _ = trained

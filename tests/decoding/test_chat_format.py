@@ -51,6 +51,7 @@ def parts(board: Board, power: str) -> tuple[str, str]:
     return rules_text().removesuffix("\n"), body.removesuffix("\n")
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("thinks", [False, True], ids=["", "thinks"])
 @pytest.mark.parametrize("examples", [0, 3])
 @pytest.mark.parametrize("name", TEMPLATES)

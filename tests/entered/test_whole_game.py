@@ -41,6 +41,7 @@ def wait_for(server: ServerProcess, is_there: Callable[[ServerGame], bool]) -> N
         time.sleep(0.1)
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_games_are_played_to_their_end_through_a_kill_of_each_side(server, others, entente: Entente):
     for game in GAMES:

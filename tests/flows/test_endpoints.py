@@ -10,6 +10,7 @@ from tests.players.endpoint_server import EndpointServer, plays
 pytestmark = pytest.mark.system
 
 
+@pytest.mark.in_turn
 def test_a_match_against_an_endpoint_is_continued_without_it(entente, prefect_server):
     with EndpointServer(plays) as server:
         match = ("evaluate", "--players", f"{server.player},random", "--opponents", "hold", "--years", "1", "--json")
@@ -25,6 +26,7 @@ def test_a_match_against_an_endpoint_is_continued_without_it(entente, prefect_se
     assert json.loads(again.stdout.splitlines()[-1])["players"] == result["players"]
 
 
+@pytest.mark.in_turn
 def test_a_run_trains_against_an_endpoint_and_its_key_is_in_no_file(workplace):
     with EndpointServer(plays) as server:
         key = {f"ENTENTE_KEY_127_0_0_1_{server.server_port}": "sk-very-secret"}

@@ -81,6 +81,7 @@ def mixed(workplace: Any, copy: Any) -> tuple[RunPaths, dict[str, Any]]:
     return copy("mixed"), improved(workplace, "mixed", words=words)["rounds"][0]
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_round_may_have_rollouts_too(mixed):
     paths, found = mixed

@@ -10,6 +10,7 @@ def test_a_player_that_is_not_there_is_one_sentence(workplace, trained):
     assert refused.returncode == 2 and "run 'first' has no policy version 7; its newest is 2" in refused.stderr
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(workplace, trained, model):
     published = workplace("model", "publish", str(model), "--to", "models/small")
@@ -33,6 +34,7 @@ def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(wo
     assert card.returncode == 0 and "| models/known |" in (workplace.folder / "models" / "known" / "README.md").read_text()
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_version_is_scored_with_a_search(workplace, trained):
     quick = ("--search.proposals", "2", "--search.playouts", "4", "--search.player", "random", "--positions", "2")

@@ -77,6 +77,7 @@ def dask() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.wait(timeout=30)
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_worker_and_the_scheduler_are_killed_and_no_row_is_lost_or_doubled(workplace: Any, dask: Any):
     address = f"tcp://127.0.0.1:{free_port()}"

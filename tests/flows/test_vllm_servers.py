@@ -61,6 +61,7 @@ def sampled_by(paths: RunPaths) -> set[str]:
     return {worker for file in shards(paths) for worker in open_shard(file)["worker"].to_pylist() if worker}
 
 
+@pytest.mark.in_turn
 def test_a_run_over_two_vllm_servers_loses_and_doubles_nothing_when_one_is_killed(
     workplace: Any, servers: dict[int, subprocess.Popen[bytes]], prefect_server: str
 ):

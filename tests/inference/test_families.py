@@ -105,6 +105,7 @@ def train_and_swap(host: Any, engine: Any, folder: Path, target: Path) -> None:
         host.submit(engine.close()).result(timeout=60)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_torch_engine_and_the_trainer_agree_with_transformers(host, folders, family: str, tmp_path: Path):
     engine = TorchEngine(folders(family), InferenceSettings(max_model_length=256, max_sequences=4), device=torch.device("cpu"))

@@ -114,6 +114,7 @@ def ids(answers: Sequence[Generation]) -> list[list[int]]:
     return [answer.token_ids.tolist() for answer in answers]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("fault", [*LIES, *FAULTS], ids=lambda fault: getattr(fault, "__name__", fault))
 def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is_well(
     host, servers, clients, request_for, expected, fault

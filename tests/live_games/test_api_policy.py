@@ -86,6 +86,7 @@ def test_logprobs_add_up_to_the_policys_own_under_the_mask(api, tokens: Tokens, 
                 assert sum(entry.logprob for entry in entries) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_the_command_serves_a_published_folder_until_a_signal(entente):
     (entente.folder / "models").symlink_to(PUBLISHED.parent)

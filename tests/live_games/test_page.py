@@ -30,6 +30,7 @@ def end(process: "subprocess.Popen[str]") -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.in_turn
 @pytest.mark.browser
 @pytest.mark.system
 def test_a_year_is_played_by_clicks_and_continued_after_a_kill(entente, browser):

@@ -36,6 +36,7 @@ def test_a_run_without_a_server_writes_nothing(entente, monkeypatch: pytest.Monk
     assert (done.returncode, done.stderr) == (2, "entente: no Prefect server answers\n") and names(entente.folder) == []
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
     done = entente.process(*CACHE, PREFECT_API_DATABASE_CONNECTION_URL="sqlite+aiosqlite:////nonexistent/prefect.db")

@@ -176,6 +176,7 @@ def kill_in_step(together: TrainerProcess, paths: RunPaths) -> None:
         together.fresh_rows()
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_repeated(run_with_rows, exact_engine, model):
     """One process that repeats the step has the weights of a run that was never broken, and says so in a replay."""
@@ -204,6 +205,7 @@ def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_rep
 # -- processes of other machines -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_torchrun_elsewhere_shares_the_updates_and_ends_with_the_trainer(
     run_with_rows, exact_engine, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

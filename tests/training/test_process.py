@@ -158,6 +158,7 @@ def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path,
     assert not psutil.pid_exists(trainer.pid)
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_it_ends_when_its_parent_is_killed_under_torchrun_too(model, tmp_path):
     """A trainer alone does so where whole runs are killed."""
