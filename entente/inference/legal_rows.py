@@ -21,7 +21,7 @@ class _Row:
     slot: int
     output: list[int]
     """vLLM's list of this row's sampled tokens, which grows; a negative token is not known yet."""
-    sample: tuple[int, float] | None
+    sampling: tuple[int, float] | None
     """Seed and temperature; None: vLLM samples."""
     first: int
     """Number of completion tokens in the prompt."""
@@ -67,7 +67,7 @@ class LegalRows:
         table: LegalTable | None,
         output: list[int],
         start: int = 0,
-        sample: tuple[int, float] | None = None,
+        sampling: tuple[int, float] | None = None,
     ) -> None:
         """Assign `row` to a request with `table` (None: unconstrained). Its tokens appear in `output`, the first at node
         `start` (0: the table's start). `sampling`: seed and temperature; None: vLLM samples under the mask."""
@@ -75,7 +75,7 @@ class LegalRows:
         if table is not None:
             first = len(table.forced(0)[0]) if start else 0
             marker = -1 if table.thought is None else int(table.token_ids[0])
-            self._rows[row] = _Row(self._free.pop(), output, sample, first, marker)
+            self._rows[row] = _Row(self._free.pop(), output, sampling, first, marker)
             self._arena.assign(self._rows[row].slot, table, start)
 
     def remove(self, row: int) -> None:
@@ -116,19 +116,19 @@ class LegalRows:
         return self._arena.sample(logits, batch.sampled_slots, self._upload(numbers, torch.float64), batch.temperatures, thinking)
 
     def _lay_out(self, size: int) -> _Batch:
-        sampled = [(index, row) for index, row in self._rows.items() if row.sample is not None and index < size]
-        masked = [(index, row) for index, row in self._rows.items() if row.sample is None and index < size]
+        sampled = [(index, row) for index, row in self._rows.items() if row.sampling is not None and index < size]
+        masked = [(index, row) for index, row in self._rows.items() if row.sampling is None and index < size]
         sampled_slots, masked_slots, temperatures = [0] * size, [0] * size, [1.0] * size
         for index, row in masked:
             masked_slots[index] = row.slot
         for index, row in sampled:
             sampled_slots[index] = row.slot
-            temperatures[index] = row.sample[1] if row.sample else 1.0
+            temperatures[index] = row.sampling[1] if row.sampling else 1.0
         return _Batch(
             size=size,
             sampled=sampled,
             sampled_slots=self._upload(sampled_slots),
-            seeds=seed_array([row.sample[0] for _, row in sampled if row.sample]),
+            seeds=seed_array([row.sampling[0] for _, row in sampled if row.sampling]),
             temperatures=self._upload(temperatures, torch.float64),
             masked_slots=self._upload(masked_slots) if masked else None,
         )
