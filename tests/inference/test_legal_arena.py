@@ -125,11 +125,11 @@ def test_a_completion_with_a_thought_is_that_of_the_torch_engine():
             legal, row = partial.allowed(), logits[len(partial.token_ids)]
             sample_next([partial], [legal], row[listed(legal)])
         rows, output = LegalRows(1, "cpu"), []
-        rows.add(0, table, output, sample=(seed, 1.0))
+        rows.add(0, table, output, sampling=(seed, 1.0))
         while not output or output[-1] != 9:
             if len(output) == 2:
                 rows.remove(0)
-                rows.add(0, table, output, sample=(seed, 1.0))
+                rows.add(0, table, output, sampling=(seed, 1.0))
             output.append(int(tokens_of(rows.apply(torch.from_numpy(logits[len(output)][None].copy())))))
         assert output == partial.token_ids
 
