@@ -122,12 +122,12 @@ _LONGEST = ("tests/training/", "tests/inference/", "tests/flows/", "tests/test_"
 """Where the longest files of the system tier are: begun last, they would leave one worker alone."""
 
 
-TURNS = 4
+TURNS = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in an order of this seed")
-    parser.addoption("--turn", metavar="COMMIT", help="of the tests marked 'in_turn' run a quarter, which one by a commit's hash")
+    parser.addoption("--turn", metavar="COMMIT", help="of the tests marked 'in_turn' run a sixth, which one by a commit's hash")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -137,7 +137,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def in_turn(names: Sequence[str], commit: str) -> set[str]:
-    """Every fourth name, from the one that the commit's hash chooses: CI's share of long tests whose rules others guard too."""
+    """Every sixth name, from the one that the commit's hash chooses: CI's share of long tests whose rules others guard too."""
     return set(names[int(commit, 16) % TURNS :: TURNS])
 
 

@@ -78,9 +78,9 @@ def test_a_commit_takes_one_environment_and_the_next_where_the_machine_cannot_ha
     assert main(["--pick", "abc123"]) == 0 and run == [first, second]
 
 
-def test_four_commits_in_turn_run_every_test_once():
-    names = [f"test {number}" for number in range(10)]
-    parts = [in_turn(names, f"{commit:040x}") for commit in range(8, 12)]
+def test_six_commits_in_turn_run_every_test_once():
+    names = [f"test {number}" for number in range(15)]
+    parts = [in_turn(names, f"{commit:040x}") for commit in range(8, 14)]
     assert sorted(name for part in parts for name in part) == sorted(names) and all(2 <= len(part) <= 3 for part in parts)
 
 

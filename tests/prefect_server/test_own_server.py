@@ -77,6 +77,7 @@ def test_a_child_whose_parent_ended_before_it_looked_ends_too():
     assert subprocess.run([sys.executable, "-c", late], cwd=root, timeout=30).returncode == 1
 
 
+@pytest.mark.in_turn
 @pytest.mark.system
 def test_commands_begun_at_once_on_a_fresh_home_have_servers_that_answer_to_their_key_alone(tmp_path: Path):
     """Neither a page in a browser nor another user of the machine can ask one anything, whatever host they say they want."""
