@@ -4,11 +4,13 @@ If a step was logged twice, the last record counts. `troubles` lists what cannot
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
+
+from pydantic import BaseModel
 
 from entente.evaluation.score_files import read_score
 from entente.telemetry.errors import EntenteError, InputError
@@ -76,6 +78,11 @@ class RecordedRun:
 
 def read_run(paths: RunPaths) -> RecordedRun:
     settings, troubles = read_settings(paths), list[str]()
+    if unknown := _unknown_settings(settings):
+        troubles.append(
+            f"The run is of another version of Entente, whose settings {', '.join(unknown)} this one does not have: figures that "
+            "were renamed since are missing here."
+        )
     records = _metrics(paths.metrics, troubles)
     return RecordedRun(
         name=paths.root.name,
@@ -101,6 +108,21 @@ def read_settings(paths: RunPaths) -> dict[str, Any]:
     except (ValueError, KeyError) as error:
         raise InputError(f"'{paths.settings}' is no complete record of settings ({error}): restore it from a copy") from error
     return settings
+
+
+def _unknown_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Dotted names in a run's record that are no settings of this version."""
+    from entente.settings.run_settings import RunSettings
+
+    def among(values: Mapping[str, Any], known: type[BaseModel], prefix: str) -> Iterator[str]:
+        for name, value in values.items():
+            kind = known.model_fields[name].annotation if name in known.model_fields else None
+            if name not in known.model_fields:
+                yield f"{prefix}{name}"
+            elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from among(value, kind, f"{prefix}{name}.")
+
+    return list(among(settings, RunSettings, ""))
 
 
 def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:

@@ -143,6 +143,16 @@ def test_a_damaged_shard_is_counted_and_named_with_its_reason(run_folder: RunPat
     assert read_facts(run_folder).rows.decisions == rows - lost
 
 
+def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
+    assert "another version of Entente" not in page_of(run_folder).text
+    settings = json.loads(run_folder.settings.read_text())
+    settings["inference"]["gpu_memory_share"] = settings["inference"].pop("gpu_memory_utilization")
+    run_folder.settings.write_text(json.dumps(settings))
+    assert (
+        "another version of Entente, whose settings inference.gpu_memory_share this one does not have" in page_of(run_folder).text
+    )
+
+
 def test_settings_are_told_against_the_closest_preset(run_folder: RunPaths, presets: dict[str, Any], page_of: MakePage):
     preset, found = closest_preset(json.loads(run_folder.settings.read_text()), presets)
     differences = {name: tuple(values) for name, values in found}
