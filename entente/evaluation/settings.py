@@ -76,7 +76,7 @@ class MatchSettings(PlaySettings):
     ('openai:model@http://host:port/v1'); 'v20+search' and 'dumbbot+search' search before they order."""
     opponents: str = ""
     """Scripted player, or version, of the six other seats: each player then plays one seat against six of these, all of them
-    from the same starts with the same luck. Empty: the players share one table, dealt in turn."""
+    from the same starts with the same random numbers. Empty: the players share one table, dealt in turn."""
     start: Literal["standard", "held-out"] = "standard"
     """Where games begin: spring 1901, or the run's held-out positions."""
     years: Annotated[int, Field(ge=1, le=100)] = 6

@@ -19,7 +19,7 @@ class Playouts:
     others' first orders, and the play after a position that several order sets reach."""
 
     def __init__(self, board: Board, power: str, seed_name: str, settings: SearchSettings) -> None:
-        """`board` is not changed; `luck` seeds the decision."""
+        """`board` is not changed; `seed_name` seeds the decision."""
         self._board, self._power, self._seed_name, self._settings = board, power, seed_name, settings
         self._scenarios: dict[int, _Scenario] = {}
 

@@ -45,7 +45,7 @@ class Search(Protocol):
     """Its `repr` names everything that shapes the orders; worker processes get a copy."""
 
     def __call__(self, name: str, board: Board, power: str, rng_name: str) -> Sequence[str]:
-        """The seed of the search derives from `dice`."""
+        """The seed of the search derives from `rng_name`."""
         ...
 
 
