@@ -51,7 +51,9 @@ def refresh(
     share: Annotated[float, Parameter(help="Share of the training positions that come from the run.")] = 0.25,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
-    """Publish a version of a run's cache with positions that its policy reached. Keeps held-out positions and versions in use.
+    """Publish a new version of a run's cache, with positions that its policy reached.
+
+    Held-out positions stay the same; cache versions that are in use are kept.
 
     Examples
 

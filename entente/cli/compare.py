@@ -24,7 +24,7 @@ def compare(
     """Compare runs on one page and in one table: settings, curves, scores on the same positions, cost.
 
     Scores are paired by position, since all runs are scored from the same ones. A difference is reported only if its 95 %
-    interval excludes 0. Works while the runs train. The page needs no network and no other file.
+    interval excludes 0. Works while the runs train. The page is self-contained.
 
     Examples
 

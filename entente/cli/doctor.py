@@ -1,5 +1,5 @@
-"""`entente doctor`: environment checks; each problem comes with a fix. Reads package metadata, paths and counters. The only
-heavy import is Prefect, if PREFECT_API_URL names a server."""
+"""`entente doctor`: environment checks; each problem comes with a fix. Reads only package metadata, paths and
+system information. The only heavy import is Prefect, if PREFECT_API_URL names a server."""
 
 import os
 import platform
@@ -25,7 +25,7 @@ from entente.cli.terminal import output_console, print_json
 from entente.telemetry.machine import usable_cores
 
 HOME = Path(__file__).resolve().parents[2]
-"""Folder that holds the package `entente`; of a clone, also pyproject.toml."""
+"""Folder that holds the package `entente`; in a clone, it also holds pyproject.toml."""
 LOCKED = "install the locked versions: `make setup` in a clone"
 _COLOURS = {"problem": "bold red", "ok": "green"}
 _COLUMNS = 120
@@ -86,7 +86,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def check_versions(installed: dict[str, str], python: str, requirements: Sequence[str]) -> Iterator[Finding]:
-    """Check Python and packages against the declared requirements; those of an extra only where they are installed."""
+    """Check Python and packages against the declared requirements; packages of an extra are checked only if installed."""
     here = platform.python_version()
     if SpecifierSet(python).contains(here, prereleases=True):
         yield _ok(name="Python", sentence=here)
@@ -190,7 +190,7 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
 
 
 def check_prefect() -> Iterator[Finding]:
-    """Check the server that PREFECT_API_URL names, else the database of the server that commands start here."""
+    """Check the server at PREFECT_API_URL, or if unset the database of the server that commands start; and its disk space."""
     from entente.prefect_server.database import check_database, check_room
     from entente.prefect_server.own_server import check_address
     from entente.telemetry.errors import EntenteError
@@ -220,5 +220,5 @@ def declared() -> tuple[str, list[str]]:
 
 
 def _installed() -> dict[str, str]:
-    """Canonical name -> version of every installed package; of two versions, the first on the path, as for an import."""
+    """Canonical name -> version of every installed package; if two are installed, the first on sys.path, as in an import."""
     return {canonicalize_name(package.name): package.version for package in reversed([*metadata.distributions()]) if package.name}

@@ -41,7 +41,7 @@ def enter(
 ) -> None:
     """Play on the diplomacy package's own server, several games at once, until they are over, and store the results.
 
-    Set ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or the command prompts for them; the server creates an unknown account. Set
+    Set ENTENTE_ACCOUNT and ENTENTE_PASSWORD, or the command prompts for them; the server creates a missing account. Set
     ENTENTE_GAME_PASSWORD to the password of a private game. After a crash of this command or of the server, the same
     command continues from the server's state. Messages between players (press) are ignored.
 

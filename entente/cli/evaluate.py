@@ -1,4 +1,4 @@
-"""`entente evaluate`: the strength of a policy version, alone or against other players, or of models without a run."""
+"""`entente evaluate`: measure the strength of a policy version on held-out positions, or of players and models in matches."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -69,15 +69,15 @@ def evaluate(
     endpoint: Annotated[EndpointSettings | None, Parameter(group=_ENDPOINT, help="Settings of requests to endpoints.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Score a policy version on held-out positions, or play whole games between versions, models and scripted players.
+    """Score a policy version on held-out positions, or play full games between versions, models and scripted players.
 
-    A match without a version of the run needs no run; its files then go to the folder `_matches` next to the runs.
+    A match in which no player is a version of a run needs no run; its files then go to `_matches` in the folder of runs.
 
     A 95 % interval needs at least six independent games; games that are not independent count as one. To continue an interrupted
     match, run the same command again: it keeps finished games and restarts games in progress. With a larger --games it plays
     only the missing games.
 
-    An OpenAI-compatible endpoint can play too. Its key is in an environment variable: ENTENTE_KEY_API_EXAMPLE_COM
+    An OpenAI-compatible endpoint can play too. Its API key is read from an environment variable: ENTENTE_KEY_API_EXAMPLE_COM
     for https://api.example.com, ENTENTE_KEY_127_0_0_1_8000 for http://127.0.0.1:8000.
 
     Examples
@@ -92,7 +92,7 @@ def evaluate(
 
         entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
 
-        entente evaluate --players models/small             the protocol whole-game, to 1920
+        entente evaluate --players models/small             protocol whole-game, played until 1920
 
         entente evaluate --players models/small --protocol whole-game-reverse
 
@@ -144,7 +144,7 @@ def evaluate(
 
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
-    """The run's evaluation settings with these overrides. Checks that its model fits this machine if an engine is used."""
+    """The run's evaluation settings with these overrides. If an engine is used, checks that the model fits in memory."""
     from entente.settings.check_settings import check_settings
     from entente.settings.find_model import check_room
     from entente.settings.layers import settings_of

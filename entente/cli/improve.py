@@ -21,7 +21,7 @@ def improve(
     json: AsJson = False,
     settings: _Flags = None,
 ) -> None:
-    """Improve a run's policy by search: visit positions that it reaches, label them by search, train on the labels; repeat.
+    """Improve a run's policy by search: roll it out, label positions that it reaches by search, train on the labels; repeat.
 
     The run must exist (`entente train`) and must not be training. Each step publishes a version, as in training. After
     each round the policy is scored with the run's `evaluation` settings. After a crash, run the same command again to continue

@@ -31,7 +31,7 @@ def decision(
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,
 ) -> None:
-    """One decision: prompt, thought if there is one, orders with their probabilities, and every token with its legal set.
+    """Show one decision: prompt, reasoning if any, orders and their probabilities, tokens and the sizes of their legal sets.
 
     Example
 
@@ -57,7 +57,7 @@ def group(
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,
 ) -> None:
-    """One advantage group: its forks by return, and the best and worst fork side by side. The board shows the best fork.
+    """Show one advantage group: its forks by return, and the best and worst fork side by side. The board shows the best fork.
 
     Examples
 

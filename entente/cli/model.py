@@ -30,7 +30,7 @@ def make(
     recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
     prompts: Annotated[PromptSettings | None, Parameter(help="Form of the prompts that it is trained on.")] = None,
 ) -> None:
-    """Train a tokenizer and a tiny model that imitates a scripted player. The same recipe is made only once.
+    """Train a tokenizer and a tiny model that imitates a scripted player. A model with the same recipe is reused.
 
     Examples
 
@@ -203,12 +203,12 @@ def export(
     merged: Annotated[bool, Parameter(help="Write full weights, with the adapter merged.", negative="")] = False,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
-    """Write a policy version as a folder that transformers with peft, and vLLM, load unchanged.
+    """Write a policy version as a folder that vLLM, and transformers with peft, load as it is.
 
     The folder holds the adapter, recipe, a model card with the run's own scores, and `legal_orders.py`, which samples orders
     under the legal mask. It refers to a base model from the hub by its id, and to one from the package index by the folder
     that `entente model fetch` makes; it includes one made here, up to 16 MB. It contains no other local path.
-    The folder can play: `entente evaluate --players ./folder`.
+    The folder can be used as a player: `entente evaluate --players ./folder`.
 
     Examples
 
@@ -231,7 +231,7 @@ def export(
 
 @app.command
 def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None:
-    """Show a model: size, vocabulary, longest sequence, chat format, and its recipe if it was made here.
+    """Show a model: size, vocabulary, context length, chat format, and its recipe if it was made here.
 
     Example
 

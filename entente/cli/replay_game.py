@@ -29,7 +29,7 @@ def replay(
 ) -> None:
     """Step through a game of a run: boards, all orders with their results, and the probabilities of the policy's orders.
 
-    Writes one page that needs no network and no other file. Works while the run trains. To replay a training step, use
+    Writes one self-contained page. Works while the run trains. To replay a training step, use
     `entente runs replay-step`.
 
     Examples

@@ -24,7 +24,7 @@ def replay_step(
     """Run a past step again from its ledger, checkpoint and shards, and compare loss, gradient norm and adapter.
 
     On a CPU they must agree bitwise, on a GPU within a tolerance. Steps since the nearest kept checkpoint are replayed too. The
-    run is not changed, and may be training. Exits with 0 if all agree, else with 1 and the first micro-batch that differs.
+    run is not changed, and may be training. Exits with 0 if all agree; else reports the first difference and exits with 1.
 
     Example
 

@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Write the report of a run as one page: strength, learning curve, health, time, boards with orders, settings.
 
-    Works while the run trains, and for an interrupted run. The page needs no network and no other file.
+    Works while the run trains, and for an interrupted run. The page is self-contained.
 
     Examples
 

@@ -42,7 +42,7 @@ def serve(
 
     Prints the command of vLLM's server, then replaces this process with it.
 
-    Set a key in the environment variable ENTENTE_KEY. vLLM loads adapters by path, so the runs folder must have the same path
+    To require an API key, set ENTENTE_KEY to it. vLLM loads adapters by path, so the runs folder must have the same path
     for the server as for the training run. With --openai a client of the OpenAI API sends a position and a power, and
     receives that power's orders.
 

@@ -49,9 +49,9 @@ def sql(
 ) -> None:
     """Query a run's rows with DuckDB SQL, even while it trains. Takes no locks and changes nothing. Ctrl-C stops the query.
 
-    Views: decisions (a row each), groups (advantage groups), batches (what each step trained on),
+    Views: decisions (a row per decision), groups (advantage groups), batches (what each step trained on),
     phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which
-    groups the next step could train on), candidates (its start groups), thoughts (what the model wrote before its orders),
+    groups the next step could train on), candidates (its start groups), thoughts (the model's reasoning before its orders),
     metrics (step, name, value), devices (its GPUs), distil_targets (what a teacher answered), rejected_files.
 
     Examples

@@ -18,7 +18,7 @@ def tune(
     json: AsJson = False,
     tuning: Annotated[TuneSettings | None, Parameter(name="*", consume_multiple=True, help="The grid and the limits.")] = None,
 ) -> None:
-    """Find the engine settings that sample the most decisions per second within limits of latency and cache hits.
+    """Find the engine settings that sample the most decisions per second within limits on latency and cache hits.
 
     Each candidate plays start groups of the run in its own process; the run's settings are one of them.
 

@@ -40,7 +40,7 @@ def what_if(
     """Continue a recorded position as it was played and with other orders, in pairs of forks with the same random numbers.
 
     Prints centres at the end and the difference with its 95 % interval. The forks
-    of a pair differ in one phase's orders alone. Without --orders and --version both are as played, and the difference is 0.
+    of a pair differ only in one phase's orders. Without --orders and --version both replay the game: the difference is 0.
 
     Examples
 

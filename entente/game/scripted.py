@@ -1,4 +1,4 @@
-"""Scripted players: functions from the legal orders of one power and a random source to one legal set of orders.
+"""Scripted players: functions that choose one legal order set, given a power's legal orders, a random generator and the board.
 
 Players return legal, canonical sets (`LegalOrders.admits`) that depend only on the arguments, on any machine."""
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:  # entente.game.board loads the engine
 
 
 class Player(Protocol):
-    """Chooses the orders of one power. `board` is the position of the legal orders; a player does not change it."""
+    """Chooses the orders of one power. `board` is the position that the legal orders belong to; a player must not modify it."""
 
     def __call__(self, legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]: ...
 
 
 SEARCHES = "+search"
-"""End of the name of a player that searches, as 'dumbbot+search'; `entente/players/search.py` makes such players."""
+"""Name suffix of a player that searches, such as 'dumbbot+search'; `entente/players/search.py` makes such players."""
 MOVE_SHARE = 0.7
-"""Probability that `mover` moves a unit that can move. At this value it takes centres and still gives some supports."""
+"""Probability that `mover` moves a unit that can move. At this value it takes centres and still orders some supports."""
 
 
 def hold(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
@@ -56,7 +56,7 @@ def mover(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) 
 
 
 def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Moves to centres that its power does not own, one unit each, and stays on them; other units move at random."""
+    """Sends one unit to each reachable centre that its power does not own, and keeps it there; other units move at random."""
     owned = set(_require_board(board, "territorial").centres()[legal.power])
     wanted = geography().centres - owned
     if legal.kind is OrderKind.MOVEMENT:
@@ -75,14 +75,14 @@ def territorial(legal: LegalOrders, rng: random.Random, board: "Board | None" = 
 
 
 def dumbbot(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Values every place on the board and sends each unit to the best place in reach; see `entente.game.dumbbot`."""
+    """Scores every province and sends each unit to one of the best in reach; see `entente.game.dumbbot`."""
     from entente.game.dumbbot import dumbbot as choose_orders  # imported here because it loads numpy
 
     return choose_orders(legal, rng, _require_board(board, "dumbbot"))
 
 
 def repeat(legal: LegalOrders, rng: random.Random, board: "Board | None" = None) -> list[str]:
-    """Gives each unit its order of the last movement phase, if that is legal again; else does what `hold` does."""
+    """Repeats each unit's order from the last movement phase if it is legal again; otherwise plays like `hold`."""
     last = _require_board(board, "repeat").last_orders.get(legal.power, ())
     return list(legal.completed(last) or hold(legal, rng, board))
 
@@ -114,7 +114,7 @@ def check_player(name: str) -> None:
 
 
 def is_player(name: str) -> bool:
-    """Whether `name` is built in, or has the form of a user's own."""
+    """Whether `name` is a built-in player, or has the form `module:attribute`."""
     try:
         check_named("scripted player", name, PLAYERS)
     except InputError:

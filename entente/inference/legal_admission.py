@@ -86,7 +86,7 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     sampling = (parameters.extra_args or {}).get(SAMPLING_KEY)
     if sampling is not None and (sampling_of(parameters) is None or parameters.temperature):
         raise ValueError(
-            f"{SAMPLING_KEY} must be a seed of 63 bits and a temperature above 0, beside vLLM temperature 0: {sampling!r}"
+            f"{SAMPLING_KEY} must be a seed of 63 bits and a temperature above 0, beside vLLM's temperature 0: {sampling!r}"
         )
     if parameters.max_tokens is not None and parameters.max_tokens < longest:
         raise ValueError(f"max_tokens {parameters.max_tokens} would cut a completion of {longest} tokens")

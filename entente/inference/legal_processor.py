@@ -1,9 +1,9 @@
-"""The logits processor for vLLM's V1 model runner, on the CPU and on CUDA: passes its batch updates to `LegalRows`.
+"""The logits processor for vLLM's V1 model runner, on the CPU and on CUDA. It passes vLLM's batch updates to `LegalRows`.
 
-No method may raise while the engine steps; see `legal_admission`. The processor samples each seeded request's token through
-vLLM's public interface alone: it leaves one logit finite, which vLLM's greedy sampler takes and returns as the log-probability
-(`logprobs_mode` "processed_logits"). vLLM's own sampler would generate random numbers for the whole vocabulary, in one kernel
-launch per request. On a CPU it also fixes how vLLM samples requests of the base model.
+No method may raise while the engine steps; see `legal_admission`. The processor samples the tokens of seeded requests using
+only vLLM's public interface: it leaves one logit finite, whose token vLLM's greedy sampler picks, and which it returns as
+log-probability (`logprobs_mode` "processed_logits"). vLLM's own sampler would generate random numbers for the whole
+vocabulary, in one kernel launch per request. On a CPU it also works around a vLLM bug in requests to the base model.
 """
 
 # vLLM is installed only by `make setup-vllm`.
@@ -26,10 +26,10 @@ __all__ = ["TABLE_KEY", "LegalOrderProcessor"]
 
 
 class LegalOrderProcessor(LogitsProcessor):
-    """Samples a token that continues a legal order set; without a seed, masks all others."""
+    """For a seeded request, samples a token that continues a legal order set; for others, only masks the illegal tokens."""
 
     _vocabulary_size: ClassVar[int | None] = None
-    """Known to admission if it runs in the engine's process."""
+    """None in a process that validates requests but does not run the engine."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -46,7 +46,7 @@ class LegalOrderProcessor(LogitsProcessor):
         return self._rows.illegal_tokens
 
     def is_argmax_invariant(self) -> bool:
-        """False: a mask changes the most likely token."""
+        """False: the mask can change the most likely token."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
@@ -67,8 +67,8 @@ class LegalOrderProcessor(LogitsProcessor):
 @cache
 def _run_base_rows_without_adapter() -> None:
     """Patch vLLM 0.32 on a CPU, which applies the adapter in the last slot to requests of the base model: it marks such rows with
-    slot -1, and its PyTorch kernels use it as an index. Keeping a slot empty is no alternative: the server's route that
-    unloads an adapter forgets only its name."""
+    slot -1, and its PyTorch kernels use it as an index. Keeping a slot empty does not help: the
+    server's endpoint for unloading an adapter removes only the name, not the weights."""
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
     shrink = PunicaWrapperCPU._apply_shrink

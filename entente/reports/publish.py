@@ -1,8 +1,8 @@
 """Writes policies as portable folders: `entente export` and `entente model publish`.
 
-An export holds an adapter, or with `merged` whole weights, for transformers, peft, vLLM and the hub. A published model has merged
-weights of at most MOST_BYTES. Each folder has a card and a recipe with file hashes, is published by one rename, and names no
-local path.
+An export holds an adapter, or with `merged` the full merged weights, for transformers, peft, vLLM and the hub. A published
+model is a folder of at most MOST_BYTES with merged weights. Each folder has a model card and a recipe with file hashes, is
+published atomically by a rename, and contains no local paths.
 """
 
 import json
@@ -38,10 +38,10 @@ CARD = "README.md"
 BASE_FOLDER = "base"
 MOST_BASE_BYTES = 16_000_000
 MOST_BYTES = 8_000_000
-"""Bytes; everybody who clones the repository downloads it."""
+"""Size limit of a published model: every clone of the repository downloads it."""
 _CARD_BYTES = 20_000
 _PROGRAM = Path(inference.__file__).with_name("legal_orders.py")
-"""Samples under the mask; copied, not imported."""
+"""Standalone script that samples under the legal mask; it is copied into the folder, not imported here."""
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _PATH_KEYS = ("_name_or_path", "name_or_path")
 """Keys of a saved config that may hold a local path."""
@@ -49,7 +49,9 @@ _PRESET = "laptop"
 
 
 def find_version(name: str, runs_root: Path) -> Source:
-    """The version of a name like 'mine:v20'. Raises InputError if it or its base is gone, DataError if its adapter is damaged."""
+    """The version that a name like 'mine:v20' refers to.
+
+    Raises InputError if it or its base is missing, DataError if its adapter is damaged."""
     version = resolve_contestant(name, "", runs_root)
     run = RunPaths(runs_root / version.run)
     settings = settings_of(run)
@@ -57,7 +59,7 @@ def find_version(name: str, runs_root: Path) -> Source:
 
 
 def find_model(name: str, runs_root: Path) -> Source:
-    """The model called `name`, a folder or in `runs_root`/_models; else the version 'mine:v20', or the newest of 'mine'."""
+    """What `name` refers to: a model in `runs_root`/_models, a folder, a version ('mine:v20'), or a run's newest version."""
     made = runs_root / MODEL_FOLDER / name
     if ":" in name:
         source = find_version(name, runs_root)
@@ -75,10 +77,10 @@ def find_model(name: str, runs_root: Path) -> Source:
 
 
 def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = False) -> Path:
-    """Write a version's adapter as the folder `to`, with a base that cannot be fetched; with `merged`, whole weights.
+    """Write a version's adapter to the new folder `to`, plus its base if that cannot be fetched; with `merged`, full weights.
 
-    Raises InputError if it is the base itself, the folder exists, the base can neither be fetched nor included, or merging loses
-    too much; DataError if adapter, score or match is damaged.
+    Raises InputError if the version is the base model itself, the folder exists, the base can neither be fetched nor included,
+    or merging loses too much precision; DataError if an adapter, score or match file is damaged.
     """
     if source.adapter is None or source.version is None or source.settings is None:
         raise InputError(
@@ -118,14 +120,14 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
 def publish_model(
     source: Source, to: Path, runs_root: Path, figures: Sequence[Path] = (), *, most_bytes: float = MOST_BYTES
 ) -> Path:
-    """Write a small model as the folder `to`, with the version's adapter merged into its base.
+    """Write a small model to the new folder `to`; for a version, its adapter is merged into the base.
 
     Args:
-        figures: files of matches for the card; those of a version's run are always included.
-        most_bytes: weights that take more are rounded to bfloat16.
+        figures: match files whose results go on the card; those of a version's run are always included.
+        most_bytes: size limit of the folder; weights that would exceed it are rounded to bfloat16.
 
     Raises:
-        InputError: the folder exists, the model is too large, or a file of figures is not about it.
+        InputError: the folder exists, the model is too large, or it did not play in one of the match files.
     """
     with _new_folder(to, runs_root) as folder:
         _copy_tokenizer(source.base, folder)
@@ -157,7 +159,7 @@ def _parameters(folder: Path) -> int:
 
 
 def _training(source: Source) -> dict[str, Any]:
-    """Learning rate, settings that differ from the preset, and files of the rounds of improvement."""
+    """Prompts; for a trained version also learning rate, settings that differ from the preset, and `entente improve` rounds."""
     if source.version is None or source.settings is None or source.run is None:
         return {}
     prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
@@ -178,7 +180,7 @@ def _place(base: Path) -> str:
 
 
 def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figures: Mapping[str, Any], **context: Any) -> None:
-    """Write recipe and card. `name`: the folder in the card, and the model in matches."""
+    """Write the recipe and the model card. `name`: what the card calls the folder, and the model in match results."""
     hashes = {file.relative_to(folder).as_posix(): file_hash(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     recipe |= {"files": hashes}
     durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
@@ -211,7 +213,7 @@ def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
 
 
 def _copy_base(base: Path, folder: Path) -> None:
-    """Copy a small base model byte for byte, which keeps its identity, except files that name a local path."""
+    """Copy a small base model byte for byte, so that its `base_identity` is unchanged; only local paths are removed."""
     if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
         raise InputError(
             f"the base model '{base.name}' is a folder of this machine with {size / 1e6:.0f} MB of weights, more than the "
@@ -236,7 +238,7 @@ def _copy_tokenizer(base: Path, folder: Path) -> None:
 
 
 def _write_config(base: Path, folder: Path, changed: Mapping[str, Any]) -> None:
-    """config.json keeps its bytes if nothing in it changes."""
+    """Copy generation_config.json, and config.json with the `changed` keys; byte for byte if no key changes."""
     if (base / "generation_config.json").is_file():
         shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
     config = read_config(base)

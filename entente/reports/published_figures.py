@@ -1,4 +1,4 @@
-"""What is published, and the figures on its card: scores and matches of these weights only."""
+"""What to publish, and the results on its model card: only scores and matches of exactly these weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Source:
     version: Contestant | None = None
     run: RunPaths | None = None
     settings: RunSettings | None = None
-    """The run's, if it is a version."""
+    """Settings of the run, if this is a version of one."""
 
     @property
     def name(self) -> str:
@@ -41,16 +41,17 @@ class Source:
 
     @property
     def hub_id(self) -> str:
-        """Empty if the base was made on this machine."""
+        """Hub id of a version's base; empty if the base is not from the hub."""
         name = "" if self.settings is None else self.settings.inference.model
         return name if not Path(name).is_dir() and may_be_hub_id(name) else ""
 
 
 def measured_figures(source: Source, published: str, files: Sequence[Path]) -> dict[str, Any]:
-    """Scores of the version and its base, one per question, and matches with the model's name in each.
+    """Scores of the version and of its base, one per opponent and evaluation settings; matches, each with the model's name in it.
 
     Args:
         published: hash of the published weights.
+        files: match files to include besides those of the version's run.
     """
     version, run, matches = source.version, source.run, list[tuple[MatchRecord, str]]()
     known = {published, weights_hash(source.base)} if version is None else {published} - {""}

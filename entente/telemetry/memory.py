@@ -15,13 +15,14 @@ _KEPT_BYTES = 2**30
 _LARGE_BYTES = 2**25
 """Largest value that glibc accepts on every platform."""
 _YOUNG = 50_000
-"""Allocations between gen-0 collections, about the objects of a laptop step's games."""
+"""Allocations between gen-0 collections: about as many as the games of one step of the laptop preset make."""
 
 
 def give_back_memory() -> None:
-    """Return freed memory to the system (glibc only); several threads otherwise accumulate half-empty pages.
+    """Return freed memory to the system (glibc only); with several threads, partly free memory otherwise accumulates.
 
-    Call it every tenth step and when the kind of work changes: after every laptop step it made steps a tenth longer."""
+    Call it every `GIVE_BACK_STEPS` steps and when the kind of work changes: calling it after every step made the steps of the
+    laptop preset 10 % slower."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -30,7 +31,8 @@ def give_back_memory() -> None:
 def keep_freed_memory() -> None:
     """Keep up to a gigabyte of freed memory for reuse, until `give_back_memory` (glibc only).
 
-    Otherwise activations are returned after each backward and fetched again, a tenth of the trainer's CPU seconds on a laptop."""
+    Otherwise activation memory is returned to the system after each backward pass and requested again, which took 10 % of the
+    trainer's CPU time on a laptop."""
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
         option(_TRIM_THRESHOLD, _KEPT_BYTES)
@@ -41,8 +43,8 @@ def keep_freed_memory() -> None:
 def freeze_old_objects() -> Iterator[None]:
     """Exclude existing objects from garbage collection, and collect less often.
 
-    The flow's process has a million library objects. By default every second step ran a full collection, a pause of 0.15 s or
-    more.
+    The flow process holds about a million objects of imported libraries. With the default thresholds, every second step
+    triggered a full collection, which paused the process for 0.15 s or more.
     """
     thresholds = gc.get_threshold()
     gc.collect()
@@ -56,9 +58,9 @@ def freeze_old_objects() -> Iterator[None]:
 
 
 def private_mib(pid: int, *, family: bool = False) -> float:
-    """Resident pages without file-backed ones, MiB; 0 if the process has ended. `family`: include its children.
+    """Resident memory without file-backed pages, in MiB; 0 if the process has ended. `family`: include its children.
 
-    File pages depend on the page cache: the same imports of torch had 92 MiB in one environment and 123 MiB in another."""
+    File-backed pages depend on the page cache: importing torch mapped 92 MiB in one environment and 123 MiB in another."""
     try:
         process = psutil.Process(pid)
         members = [process, *(process.children(recursive=True) if family else ())]

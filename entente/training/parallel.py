@@ -1,11 +1,12 @@
 """Data parallelism over advantage groups: the processes that torchrun started split the rows of an update.
 
-Rank 0 owns optimiser, checkpoints and run. The other ranks receive rows and the current adapter for each update, compute their
-part's gradient, and keep no state. Every process divides its loss by constants of the *whole* update, so summed gradients equal
-those of one process. An advantage group is never split; parts have about equally many unique tokens.
+Rank 0 owns the optimiser, the checkpoints and the run. The other ranks receive the rows and the current adapter for each
+update, compute the gradient of their part, and keep no state. Every rank normalises its loss by constants of the *whole*
+update, so that summed gradients equal those of one process. An advantage group is never split; each part has about the same
+number of unique tokens.
 
-Each process has the whole base, or with `training.fsdp` a shard (FSDP2): then all run their forwards together and gather
-each block while it is used.
+Each process holds the full base model, or with `training.fsdp` one shard of it (FSDP2). With FSDP2 all ranks run their forward
+passes in lockstep and all-gather each block while it is in use.
 """
 
 import os
@@ -26,9 +27,9 @@ from entente.training.objective import Objective
 from storage.gather import Batch
 
 _CLOSE_ENOUGH = 0.005
-"""Relative precision of the minimal largest part."""
+"""Relative tolerance of the search for the smallest possible largest part."""
 _ROLLOUTS = timedelta(days=30)
-"""How long ranks above 0 wait for the next update. torchrun or a closed connection reports an exited process at once."""
+"""How long ranks above 0 wait for the next update. An exited process is noticed at once, by torchrun or a closed connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Peers:
     local_rank: int
     size: int
     control: Any
-    """gloo, for objectives and results. Weights and gradients use the default group: NCCL on GPUs."""
+    """The gloo group for objectives and results. Weights and gradients use the default group, which is NCCL on GPUs."""
 
     @classmethod
     def join(cls) -> "Peers | None":
@@ -53,7 +54,7 @@ class Peers:
         return self.rank == 0
 
     def broadcast(self, message: Any = None) -> Any:
-        """The leader's message, in every process; other ranks' arguments are ignored."""
+        """Return rank 0's message on every rank; the argument is ignored on the other ranks."""
         box = [message]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
@@ -76,7 +77,7 @@ class Peers:
             weight.grad = part.clone()
 
     def gather(self, result: Any) -> list[Any]:
-        """By rank in the leader; a list of None in the others."""
+        """The results of all ranks on rank 0; a list of None on the other ranks."""
         results: list[Any] = [None] * self.size
         dist.gather_object(result, results if self.leads else None, dst=0, group=self.control)
         return results
@@ -88,11 +89,11 @@ class Peers:
 
 
 Compute = Callable[[Objective, Sequence[int], Sequence[int]], Any]
-"""From an objective, rows and targets' rows: the result for the leader; a gradient goes into the parameters."""
+"""Maps an objective, its rows and its distillation rows to a result for rank 0; accumulates gradients in the parameters."""
 
 
 def on_rank_0(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
-    """Results by rank. The parameters then hold the gradient of all rows."""
+    """Results by rank. If the objective has advantages, the parameters then hold the gradient of all rows."""
     peers.broadcast(objective)
     return _take_part(peers, objective, parameters, compute)
 
@@ -122,9 +123,9 @@ def _take_part(peers: Peers, objective: Objective, parameters: Sequence[Paramete
 
 
 def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
-    """Split `rows` by whole advantage groups so that the largest number of unique tokens is small.
+    """Split `rows` into `size` parts of whole advantage groups, so that the largest part has few unique tokens.
 
-    Each process takes neighbours in the trie of all rows, which share their prompt prefix."""
+    Each part consists of groups that are adjacent in the prefix trie of all rows, because these share prompt prefixes."""
     chosen = np.asarray(rows, np.int64)
     if size == 1 or not len(chosen):
         return [chosen.tolist(), *([] for _ in range(size - 1))]
@@ -142,10 +143,10 @@ def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> list[int]:
-    """Ends of `size` runs of groups, so that the largest has few tokens. `tokens`: unique tokens of groups [low, high)."""
+    """Ends of `size` ranges of groups, so that the largest has few tokens. `tokens`: number of unique tokens in [low, high)."""
 
     def fill(capacity: int) -> list[int] | None:
-        """Ends of runs of at most `capacity` tokens; None if these do not cover all groups."""
+        """Ends of ranges of at most `capacity` tokens each; None if `size` ranges do not cover all groups."""
         ends, low = [], 0
         for _ in range(size):
             least, most = low, groups  # the run can end at `least`; find the last end at which it still fits

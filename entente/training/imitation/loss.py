@@ -1,9 +1,10 @@
-"""The loss of imitation, and its metrics on held-out games.
+"""The imitation loss, and metrics on held-out games.
 
     loss = sum_d sum_t w_t CE_t / sum_d sum_t w_t     w_t = 1 for a completion token, prompt_weight for a prompt token
 
-over decisions d and their tokens t after the first. CE_t is over the whole vocabulary, so that legal tokens get mass. Forwards
-share prefixes, but a shared prompt token counts once per decision, so packing does not change the loss.
+over decisions d and their tokens t after the first. CE_t is over the full vocabulary, so that the
+unmasked model also learns to put probability on legal tokens. Forward passes share prefixes, but a shared prompt token counts
+once per decision, so packing does not change the loss.
 """
 
 from collections.abc import Sequence
@@ -22,15 +23,15 @@ from entente.training.settings import CPU_TOKENS
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutFigures:
     completion_loss: float
-    """Over the whole vocabulary, nats per completion token."""
+    """Over the full vocabulary, nats per completion token."""
     order_loss: float
-    """Over the legal set, nats per order token."""
+    """Over the legal set, nats per order token; tokens with one legal choice are excluded."""
     orders_equal: float
-    """Share of orders that greedy decoding gets right after the teacher's earlier orders."""
+    """Share of orders whose every token is the most likely legal one under teacher forcing."""
 
 
 def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> tuple[float, int]:
-    """Add the loss's gradient; returns the loss, and the unique tokens computed."""
+    """Accumulate the gradient of the loss; return the loss and the number of unique tokens computed."""
     weights = np.concatenate([np.where(np.arange(1, len(each.ids)) < each.prompt, prompt_weight, 1.0) for each in examples])
     total, tokens, weights = 0.0, 0, weights / weights.sum()
     for micro in plan(predicts_all(examples), range(len(examples)), CPU_TOKENS):
@@ -44,7 +45,7 @@ def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> t
 def _weighted_sum(model: Any, states: torch.Tensor, micro: MicroBatch, weights: np.ndarray) -> torch.Tensor:
     """Sum of weighted cross-entropies; `states`: [H, width], `weights`: float64 [B]."""
     vocabulary = model.config.vocab_size
-    # Decisions with an equal prefix predict the same token from the same hidden state: one term.
+    # Decisions that share a prefix and the next token share the hidden state and the target: they become one weighted term.
     terms, place = np.unique(micro.token_hidden * vocabulary + micro.legal_ids[:, 0], return_inverse=True)
     weight = torch.from_numpy(np.bincount(place, weights).astype(np.float32))
     hidden, target = torch.from_numpy(terms // vocabulary), torch.from_numpy(terms % vocabulary)
@@ -54,7 +55,7 @@ def _weighted_sum(model: Any, states: torch.Tensor, micro: MicroBatch, weights: 
 
 @torch.no_grad()
 def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutFigures:
-    """`examples` have legal sets; `separator`: id of the token between two orders."""
+    """Metrics on `examples`, which must have legal sets; `separator`: id of the token between two orders."""
     batch, forced = predicts_orders(examples)
     losses, legal_losses, equal = (np.zeros(len(forced)) for _ in range(3))
     for micro in plan(batch, range(len(examples)), CPU_TOKENS):
@@ -75,7 +76,7 @@ def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutF
 
 
 def _order_numbers(examples: Sequence[Example], separator: int) -> np.ndarray:
-    """Each token's order over all examples, the separator or end after it included."""
+    """Index of each token's order over all examples; a separator or end token belongs to the order before it."""
     ends = [each.ids[-each.orders :] == separator for each in examples]
     for each in ends:
         each[-1] = True
