@@ -2,7 +2,7 @@
 # PYTHON=python3.12 make setup   chooses the interpreter;   ARGS="--steps 3" make demo   passes options on.
 
 BIN := .venv/bin
-# Python's own variables of a shell or container stay endpoint: with PYTHONDONTWRITEBYTECODE each of hundreds of processes would
+# Python's own variables of a shell or container stay outside: with PYTHONDONTWRITEBYTECODE each of hundreds of processes would
 # compile the packages, and pytest would rewrite every test again. PYTHON chooses the interpreter.
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 

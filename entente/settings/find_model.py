@@ -172,8 +172,8 @@ def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: 
 
 def token_budget(settings: RunSettings, shape: ModelShape, cards: CardPlan) -> int:
     """Unique tokens of the trainer's micro-batches: the setting, else on a GPU `GPU_TOKENS` or the largest half, quarter, ... of
-    it that fits into the trainer's part of its card; 0 without a GPU. A budget that does not fit is found out by running out of
-    memory, in every run anew.
+    it that fits into the trainer's part of its card; 0 without a GPU. One that does not fit would cost each run an
+    out-of-memory error in its first step.
     """
     training = settings.training
     if training.token_budget or not cards.trainer:

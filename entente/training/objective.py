@@ -120,7 +120,7 @@ class Objective:
     rows: Sequence[int]
     advantages: np.ndarray | None = None
     """float32 [rows of the batch]; None: compute only log-probabilities, without gradient."""
-    anchors: np.ndarray | None = None
+    proximal: np.ndarray | None = None
     """float32 [completion positions]: log-probabilities in the ratio's denominator; NaN: current policy. None: behaviour."""
     distil_targets: DistilBatch | None = None
     taught: Sequence[int] = ()
@@ -142,7 +142,7 @@ class Objective:
         batch: Batch,
         rows: Sequence[int],
         advantages: np.ndarray | None = None,
-        anchors: np.ndarray | None = None,
+        proximal: np.ndarray | None = None,
         distil_targets: DistilBatch | None = None,
         taught: Sequence[int] = (),
     ) -> "Objective":
@@ -153,7 +153,7 @@ class Objective:
             batch=batch,
             rows=rows,
             advantages=advantages,
-            anchors=anchors,
+            proximal=proximal,
             distil_targets=distil_targets,
             taught=taught,
             branching_tokens=len(index),
@@ -201,8 +201,8 @@ class Objective:
     def _sampled(self, micro: MicroBatch, chosen: Tensor) -> SampledTokens:
         assert self.advantages is not None
         device, proximal = chosen.device, None
-        if self.anchors is not None:
-            stored = torch.from_numpy(self.anchors[micro.completion_index]).to(device)
+        if self.proximal is not None:
+            stored = torch.from_numpy(self.proximal[micro.completion_index]).to(device)
             proximal = torch.where(torch.isfinite(stored), stored, chosen.detach())
         return SampledTokens(
             logprobs=chosen,

@@ -17,7 +17,7 @@ from entente.training.micro_batches import MicroBatch
 
 CHUNK_LOGITS = 2**24
 """64 MiB in float32; a chunk has at least one token."""
-_ENDPOINT = -1e30
+_OUTSIDE = -1e30
 """Logit outside the open set: probability exactly 0, and unlike -inf no NaN when multiplied by 0."""
 
 
@@ -80,7 +80,7 @@ def _chunk(
     def logprobs_of(states: Tensor) -> Tensor:
         logits = head_logits(states, head.weight, head.bias) / temperature[:, None]
         outside = torch.arange(logits.shape[1], device=logits.device) >= end[:, None]
-        return torch.log_softmax(logits.masked_fill(outside.scatter_(1, excluded, True), _ENDPOINT), dim=1)
+        return torch.log_softmax(logits.masked_fill(outside.scatter_(1, excluded, True), _OUTSIDE), dim=1)
 
     hidden.requires_grad_(bool(sloped))
     logprobs = logprobs_of(hidden)

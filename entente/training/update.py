@@ -64,9 +64,9 @@ class Updater:
         parts = self._settings.updates_per_step
         cut = zip(share_rows(batch, parts), share_rows(distil_targets and distil_targets.batch, parts), strict=True)
         cut = [(rows, taught) for rows, taught in cut if rows or taught]
-        anchors = self._anchors(batch, [row for rows, _ in cut[1:] for row in rows]) if self._settings.importance_cap else None
+        proximal = self._proximal(batch, [row for rows, _ in cut[1:] for row in rows]) if self._settings.importance_cap else None
         for number, (rows, taught) in enumerate(cut):
-            update = self.apply(self.accumulate(batch, rows, advantages, anchors, distil_targets, taught))
+            update = self.apply(self.accumulate(batch, rows, advantages, proximal, distil_targets, taught))
             if update.skipped:
                 named = batch.decision_ids[rows].tolist()
                 logger.warning("update %d is skipped because it is not finite; its decisions: %s", number, named)
@@ -77,24 +77,24 @@ class Updater:
                 )
             yield update
 
-    def _anchors(self, batch: Batch, later: Sequence[int]) -> np.ndarray:
+    def _proximal(self, batch: Batch, later: Sequence[int]) -> np.ndarray:
         """Log-probabilities before the step, float32 [completion positions]; NaN in the first update: the current policy."""
-        anchors = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
+        proximal = np.full(len(batch.behaviour_logprobs), np.nan, np.float32)
         index, logprobs = self.evaluate(batch, later)
-        anchors[index] = logprobs
-        return anchors
+        proximal[index] = logprobs
+        return proximal
 
     def accumulate(
         self,
         batch: Batch,
         rows: Sequence[int],
         advantages: np.ndarray,
-        anchors: np.ndarray | None = None,
+        proximal: np.ndarray | None = None,
         distil_targets: DistilBatch | None = None,
         taught: Sequence[int] = (),
     ) -> StepFigures:
-        """Set the gradients to those of `rows` and of targets `taught`; `advantages` and `anchors` as in `Objective`."""
-        objective = Objective.of(self._settings, batch, rows, advantages, anchors, distil_targets, taught)
+        """Set the gradients to those of `rows` and of targets `taught`; `advantages` and `proximal` as in `Objective`."""
+        objective = Objective.of(self._settings, batch, rows, advantages, proximal, distil_targets, taught)
         if self._peers is None:
             return self.gradient(objective, rows, taught)
         return StepFigures.join(on_rank_0(self._peers, objective, self.policy.parameters(), self.compute))

@@ -12,8 +12,11 @@ from benchmarks.smoke import trainer_stages
 from benchmarks.smoke.engine_stages import check_sampled, make_requests, rate, reference_logprobs, sample
 from benchmarks.smoke.job import Job, StageFailed
 from benchmarks.smoke.trainer_stages import try_budgets
+from benchmarks.trainer_cases import Case
 from entente.inference.uniform_engine import UniformEngine
 from entente.telemetry.errors import TrainingError
+from entente.training.micro_batches import MicroBatch
+from entente.training.policy import Policy
 
 
 @pytest.fixture
@@ -65,21 +68,18 @@ def test_wrong_probabilities_and_uncertain_forced_tokens_fail(sampled: Any, job:
         check_sampled(job, reference, wrong)
 
 
-def test_a_budget_that_does_not_fit_is_named_and_smaller_ones_are_measured(job: Job, monkeypatch: pytest.MonkeyPatch):
+def test_a_budget_that_a_run_would_halve_is_named_and_smaller_ones_are_measured(job: Job, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trainer_stages, "BUDGETS", {"cpu": (512, 1024)})
-    made = trainer_stages.made_up_step
+    monkeypatch.setattr(trainer_stages, "CASES", {"cpu": Case(positions=8, forks=4, own=100)})
+    forward = Policy.masked_logprobs
 
-    def small(job: Job, *, recompute: bool) -> Any:
-        step, policy, batch = made(job, recompute=recompute)
+    def small(policy: Policy, micro: MicroBatch, *reference: Any) -> Any:
+        if micro.tokens > 512:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(policy, micro, *reference)
 
-        def step_or_fail(budget: int) -> float:
-            if budget > 512:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return step(budget)
-
-        return step_or_fail, policy, batch
-
-    monkeypatch.setattr(trainer_stages, "made_up_step", small)
+    monkeypatch.setattr(trainer_stages, "compare_with_padded", lambda *_: None)
+    monkeypatch.setattr(Policy, "masked_logprobs", small)
     figures, misfit = try_budgets(job, recompute=False)
     assert figures["tokens_per_s.512"] > 0 and "tokens_per_s.1024" not in figures
     assert misfit == "a budget of 1024 tokens does not fit without recomputation"

@@ -44,6 +44,7 @@ def test_the_child_begins_with_its_cards_in_its_environment(
     paths = RunPaths(tmp_path / "run").create()
     TrainerProcess(paths, tmp_path, TrainingSettings(), StorageSettings(), 1, **given).close()
     assert (seen["CUDA_VISIBLE_DEVICES"], seen.get(CARD_SHARE)) == (visible, share)
+    assert seen["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_torch_keeps_no_more_of_a_shared_card_than_its_share(monkeypatch: pytest.MonkeyPatch):

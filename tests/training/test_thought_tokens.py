@@ -176,3 +176,15 @@ def test_no_more_logits_than_a_chunk_are_in_one_tensor(monkeypatch):
     with LargestLogits(model.lm_head.weight) as largest:
         updater.accumulate(batch, range(len(batch.returns)), batch.returns.astype(np.float32))
     assert largest.rows == 2 < probes < micro.in_thought.sum()
+
+
+def test_the_head_of_a_bfloat16_model_computes_in_float32_as_the_engines_do():
+    """Logits near 30, where bfloat16 has steps of 0.125."""
+    weight, hidden = (torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows)).bfloat16() for rows in (50, 7))
+    weight += 0.47
+    hidden += 1
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = thought_logprobs.head_logits(hidden, weight, None)
+    exact = hidden.double() @ weight.double().T
+    assert exact.abs().max() > 16 and logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-4)
