@@ -120,7 +120,8 @@ def assert_same_update(alone: dict, together: dict) -> None:
 
 @pytest.mark.system
 def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit(small: Path, tmp_path: Path):
-    """Five groups over two updates, so that shares are uneven, with a divergence term, several micro-batches, and anchors, which
+    """Five groups over two updates, so that shares are uneven, with a divergence term, several micro-batches, and
+    a proximal policy, which
     need forwards without gradient."""
     given = {"importance_cap": 2.0}
     alone = two_updates(small, tmp_path / "one", given)
