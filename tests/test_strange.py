@@ -42,6 +42,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_an_environment_sets_reaches_make(tree: Path):
+    # This test runs in strange environments too: what one of them does not set is what this process has.
+    mine = subprocess.run("umask; ulimit -n", shell=True, capture_output=True, text=True, check=True).stdout.split()
     for name, environment in ENVIRONMENTS.items():
         if environment.folder or environment.user is not None:
             continue
@@ -50,7 +52,8 @@ def test_what_an_environment_sets_reaches_make(tree: Path):
         assert environment.variables.items() <= seen.items() and seen["ARGS"].endswith("--mine"), name
         place, umask, files, _, cores, _ = (tree.parent / "seen.more").read_text().splitlines()
         assert place == str(tree), name
-        assert (umask == "0077") == (name == "umask") and (files == "256") == (name == "files"), name
+        assert umask == ("0077" if name == "umask" else mine[0].zfill(4)), name
+        assert files == ("256" if name == "files" else mine[1]), name
         assert cores == "1" or name != "busy"
 
 
