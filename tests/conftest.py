@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from entente.players.policy import Tokens
 from entente.records.policy_version import BASE
 from entente.settings.layers import layered_settings
 from entente.telemetry import progress
+from entente.telemetry.vllm_environment import find_vllm, vllm_problem
 from entente.training.settings import recipe_hash
 from storage.adapters import read_adapter
 from storage.control import ControlDesk, read_control
@@ -127,11 +127,18 @@ TURNS = 6
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and the tests in each, in an order of this seed")
+    parser.addoption(
+        "--vllm", action="store_true", help="without an environment of vLLM nothing is run, in place of skipping its tests"
+    )
     parser.addoption("--turn", metavar="COMMIT", help="of the tests marked 'in_turn' run a sixth, which one by a commit's hash")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """The system tier imports only files with a test of it: a fifth of all, and a worker imports all before its first test."""
+    """Tests for vLLM's environment are not of this one.
+
+    The system tier imports only files with a test of it: a fifth of all, and a worker imports all before its first test."""
+    if collection_path.name == "in_vllm":
+        return True  # tests/inference/test_vllm_environment.py runs these in vLLM's environment
     python = _is_system_tier(config) and collection_path.suffix == ".py"
     return True if python and _SYSTEM not in collection_path.read_text() else None
 
@@ -179,10 +186,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: next((rank for rank, start in enumerate(_LONGEST) if item.nodeid.startswith(start)), 9))
     else:
         items.sort(key=lambda item: _group(item.nodeid, config) != "Prefect")
-    has_vllm = find_spec("vllm") is not None
+    vllm = find_vllm()
+    if config.getoption("vllm") and vllm_problem(vllm):
+        raise pytest.UsageError("--vllm: {}: {}".format(*(vllm_problem(vllm) or ())))
     for item in items:
-        if item.get_closest_marker("vllm") and not has_vllm:
-            item.add_marker(pytest.mark.skip(reason="no vLLM is installed: `make setup-vllm` brings it"))
+        if item.get_closest_marker("vllm") and (vllm is None or not vllm.vllm):
+            item.add_marker(pytest.mark.skip(reason="there is no environment of vLLM: `make setup-vllm` makes it"))
         used = set(getattr(item, "fixturenames", ()))
         quick = not item.get_closest_marker("system") and not item.get_closest_marker("slow")
         if item.get_closest_marker("system") and _SYSTEM not in item.path.read_text():

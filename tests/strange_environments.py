@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from entente.telemetry.vllm_environment import FOLDER
 from tests.mutations.mutate import ROOT, copy_tree
 
 _NOWHERE = "http://127.0.0.1:9"
@@ -103,10 +104,14 @@ def _tree(environment: Environment) -> Iterator[Path]:
 
 
 def _borrow_packages(tree: Path) -> None:
-    """Make the copy's .venv. A folder that a .pth file names brings its packages, but not its own .pth files, so not our tree."""
+    """Make the copy's .venv, and link that of vLLM.
+
+    A folder that a .pth file names brings its packages, but not its own .pth files, so not our tree."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tree / ".venv"], check=True)
     (site,) = (tree / ".venv" / "lib").glob("python*/site-packages")
     (site / "borrowed.pth").write_text(f"{tree}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    if (vllm := Path(sys.prefix).parent / FOLDER).exists():
+        (tree / FOLDER).symlink_to(vllm)
     ours = tree / ".venv" / "bin"
     for script in Path(sysconfig.get_path("scripts")).iterdir():
         if script.is_file() and script.read_bytes()[:2] == b"#!" and not (ours / script.name).exists():

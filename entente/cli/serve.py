@@ -1,7 +1,6 @@
 """`entente serve`: vLLM's own server with our logits processor, or legal orders for clients of the OpenAI API."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,17 +67,18 @@ def serve(
     chosen = (settings or InferenceSettings()).model_copy(update={"model": model, "engine": "vllm"})
     bind(host, port, key).close()  # refuses what vLLM would refuse minutes later
     from entente.decoding.model_files import resolve_model
-    from entente.inference.choose_engine import engine_here
+    from entente.inference.engine_cards import check_vllm
     from entente.inference.memory_plan import check_memory, read_shape
     from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, command_text, server_arguments, server_environment
 
-    engine_here(chosen)  # refuses a machine without vLLM
+    vllm = check_vllm()
     folder = resolve_model(model)
     check_memory(read_shape(folder), chosen)
     arguments, variables = server_arguments(folder, chosen, host=host, port=port), server_environment(chosen)
-    print(command_text(arguments, variables), flush=True)
+    print(command_text(vllm, arguments, variables), flush=True)
     secret = {KEY_OF_SERVER: key} if key else {}
-    os.execve(sys.executable, [sys.executable, "-m", MODULE, *arguments], os.environ | variables | secret)
+    python = str(vllm.python)
+    os.execve(python, [python, "-P", "-m", MODULE, *arguments], os.environ | variables | vllm.variables() | secret)
 
 
 def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: InferenceSettings | None) -> "Contestant":

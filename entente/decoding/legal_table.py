@@ -119,9 +119,15 @@ class LegalTable:
         values = np.frombuffer(data, "<i4")
         form, nodes, edges, longest = (int(v) for v in values[:4])
         head = _HEADERS.get(form, 0)
+        if not head:
+            known = " and ".join(map(str, _HEADERS))
+            raise DataError(
+                f"legal table has format {form}, and this release of entente reads {known}: it is not a table, or client and "
+                "server have different releases"
+            )
         if form == _FORMAT_WITH_THOUGHT and len(values) >= head:
             head += max(0, int(values[head - 1]))
-        if not head or nodes < 1 or edges < nodes or len(values) != head + nodes + 1 + 2 * edges:
+        if nodes < 1 or edges < nodes or len(values) != head + nodes + 1 + 2 * edges:
             raise DataError(
                 f"legal table has format {form}, {nodes} nodes and {edges} edges in {len(values)} integers: not a table"
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from entente.inference.engine import Engine
-from entente.inference.engine_cards import engine_family, unused_card, vllm_build
+from entente.inference.engine_cards import check_vllm, engine_family, unused_card, vllm_build
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.inference.supervisor import EngineSupervisor
 from entente.telemetry.errors import InputError
@@ -19,25 +19,25 @@ _PLACES = {"vllm": "vLLM samples in a server that this process starts", "torch":
 
 
 def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], str]:
-    """The engine on this machine, and the reason; raises InputError if the settings name vLLM and it is not installed."""
-    kind, build = engine_family(settings), vllm_build()
-    if kind == "vllm" and build is None:
-        raise InputError(
-            "inference.engine is 'vllm' but no vLLM is installed: install it (`make setup-vllm` on a CPU, the extra `gpu` "
-            "on a card), or set inference.engine to 'auto', which then selects the torch engine"
-        )
+    """The engine on this machine, and the reason. Raises InputError if it is vLLM, and its environment is missing or wrong."""
+    kind = engine_family(settings)
+    if kind == "vllm":
+        try:
+            check_vllm()
+        except InputError as error:
+            raise InputError(f"the engine is vLLM, but {error}; or set inference.engine to 'torch'") from error
     if settings.engine != "auto":
         why = "inference.engine says so"
     elif kind == "vllm":
         why = "this machine has a GPU"
     else:
-        why = "no vLLM is installed" if build is None else "vLLM is worth its start on a GPU only"
+        why = "no vLLM is installed" if vllm_build() is None else "vLLM is worth its start on a GPU only"
     return kind, f"{_PLACES[kind]}, because {why}"
 
 
 def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:
     """The engine for the model in the folder `model`, not started, without a supervisor; `log`: log file of vLLM's server.
-    Raises InputError if the settings name vLLM and vLLM is not installed."""
+    Raises InputError as `engine_here`."""
     kind, _ = engine_here(settings)
     if kind == "vllm":
         from entente.inference.served_vllm import ServedVllm
@@ -57,7 +57,7 @@ def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = 
         return VllmClient(settings.urls, settings, model, os.environ.get(KEY_VARIABLE))
     kind, why = engine_here(settings)
     reporter().say(why)
-    if unused := unused_card():
+    if unused := unused_card(settings):
         reporter().say(unused)
     if kind == "vllm":
         return EngineSupervisor(lambda: choose_engine(settings, model, log=log))

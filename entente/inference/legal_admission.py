@@ -4,7 +4,7 @@ Tables travel in `SamplingParams.extra_args` as base64 text, because requests ar
 each is checked once. An exception in the engine's loop would leave the request unfinished forever.
 """
 
-# vLLM is installed only by `make setup-vllm`.
+# vLLM is in an environment of its own.
 # pyright: reportMissingImports=false
 
 import binascii

@@ -6,7 +6,7 @@ log-probability (`logprobs_mode` "processed_logits"). vLLM's own sampler would g
 vocabulary, in one kernel launch per request. On a CPU it also works around a vLLM bug in requests to the base model.
 """
 
-# vLLM is installed only by `make setup-vllm`.
+# vLLM is in an environment of its own.
 # pyright: reportMissingImports=false
 
 from functools import cache

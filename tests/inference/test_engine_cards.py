@@ -16,6 +16,7 @@ from entente.inference.engine_cards import engine_cards, has_cuda
 from entente.inference.settings import InferenceSettings
 from entente.telemetry import cards
 from entente.telemetry.errors import InputError
+from tests.inference.fake_vllm import fake_vllm
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -28,8 +29,9 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
 
     def make(count: int = 2, *, vllm: str | None = "cuda", torch: tuple[int, int] | None = (13, 0), visible: str | None = None):
         FakeNvml(cards=[FakeCard(uuid=f"GPU-{place}") for place in range(count)]).install(monkeypatch.setattr)
-        monkeypatch.setattr(module, "vllm_build", lambda: vllm)
-        monkeypatch.setattr("entente.inference.choose_engine.vllm_build", lambda: vllm)
+        found = fake_vllm(vllm) if vllm else None
+        for name in (module.__name__, "entente.inference.server_arguments"):
+            monkeypatch.setattr(f"{name}.find_vllm", lambda: found)
         monkeypatch.setattr(module, "torch_cuda", lambda: torch)
         monkeypatch.setattr(cards, "_original", [])
         monkeypatch.delenv(cards.VARIABLE, raising=False)
@@ -168,5 +170,7 @@ def test_the_setting_and_what_is_there_decide(build: Build, wanted, vllm, cards:
 
 def test_vllm_that_is_asked_for_and_missing_is_refused_with_the_cure(build: Build):
     build(vllm=None)
-    with pytest.raises(InputError, match=r"no vLLM is installed: install .* or set inference.engine to 'auto'"):
+    with pytest.raises(
+        InputError, match=r"the engine is vLLM, but there is no .*: `make setup-vllm` .*; or set inference.engine to"
+    ):
         engine_here(InferenceSettings(engine="vllm"))

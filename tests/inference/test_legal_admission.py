@@ -8,7 +8,7 @@ import pytest
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.game.legal import LegalOrders, OrderKind
-from entente.inference.legal_admission import SAMPLING_KEY, TABLE_KEY, TableCache, admit, sampling_of
+from entente.inference.legal_admission import TableCache
 from entente.telemetry.errors import DataError
 
 
@@ -75,29 +75,3 @@ def test_the_longest_unused_is_forgotten_first(reads: list[bytes]):
     assert [text_of(data) for data in reads] == [first, second, third]
     known.decode(second)
     assert text_of(reads[-1]) == second
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("sampling", [(5, 1.0), [5, 0.5]])
-def test_a_seed_and_a_temperature_are_admitted_beside_temperature_0_for_vllm(sampling):
-    pytest.importorskip("vllm")
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), SAMPLING_KEY: sampling})
-    admit(parameters, None)
-    assert sampling_of(parameters) == tuple(sampling)
-    parameters.temperature = 0.7
-    with pytest.raises(ValueError, match="beside vLLM's temperature 0"):
-        admit(parameters, None)
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("sampling", [(5, 0.0), (5, float("nan")), (5,), "5", (-1, 1.0), (2**63, 1.0), (5, "1")])
-def test_what_is_no_seed_and_temperature_is_refused_and_draws_nothing(sampling):
-    pytest.importorskip("vllm")
-    from vllm import SamplingParams
-
-    parameters = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: text(table(3)), SAMPLING_KEY: sampling})
-    with pytest.raises(ValueError, match="must be a seed of 63 bits and a temperature above 0"):
-        admit(parameters, None)
-    assert sampling_of(parameters) is None

@@ -9,6 +9,7 @@ from entente.inference import server_arguments as module
 from entente.inference.server_arguments import command_text, server_arguments, server_environment, slot_rank, start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.telemetry.cards import Card
+from tests.inference.fake_vllm import fake_vllm
 
 CARD = Card(
     uuid="GPU-a", index=0, name="H100", total=80 << 30, free=79 << 30, driver="580", mig=False,
@@ -42,9 +43,9 @@ def test_the_head_computes_in_32_bits_as_the_trainers_does(monkeypatch: pytest.M
     assert options(SETTINGS.model_copy(update={"dtype": dtype})).get("--hf-overrides") == head
 
 
-@pytest.mark.parametrize(("version", "flag"), [("0.26.0", False), ("0.30.0", True), ("absent", True)])
+@pytest.mark.parametrize(("version", "flag"), [("0.26.0", False), ("0.30.0", True), ("", True)])
 def test_only_a_vllm_that_knows_the_flag_of_the_route_gets_it(monkeypatch: pytest.MonkeyPatch, version: str, flag: bool):
-    monkeypatch.setattr(module, "package_version", lambda *_: version)
+    monkeypatch.setattr(module, "find_vllm", lambda: fake_vllm("cpu", version) if version else None)
     assert ("--enable-scale-out" in options(SETTINGS)) is flag
 
 
@@ -75,8 +76,11 @@ def test_a_server_on_cards_sees_them_alone_and_one_on_the_processor_has_its_cach
 
 
 def test_the_command_can_be_typed_and_names_the_keys_variable_only():
-    text = command_text(["--model", "a folder"], {"A": "b c"})
-    assert text == "VLLM_API_KEY=\"$ENTENTE_KEY\" A='b c' python -m vllm.entrypoints.openai.api_server --model 'a folder'"
+    text = command_text(fake_vllm("cpu"), ["--model", "a folder"], {"A": "b c"})
+    assert text == (
+        'VLLM_API_KEY="$ENTENTE_KEY" A=\'b c\' PATH=/vllm/bin:"$PATH" '
+        "/vllm/bin/python -P -m vllm.entrypoints.openai.api_server --model 'a folder'"
+    )
 
 
 @pytest.mark.parametrize(("rank", "slot"), [(1, 1), (2, 8), (16, 16), (17, 32), (512, 512)])

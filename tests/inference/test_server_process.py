@@ -45,6 +45,7 @@ def fake(tmp_path: Path) -> Callable[..., ServerProcess]:
     def make(mode: str) -> ServerProcess:
         environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "ADDED": "yes"}
         return ServerProcess(
+            Path(sys.executable),
             "fake_server",
             lambda port: [str(port), mode],
             environment,
@@ -132,8 +133,9 @@ def test_a_server_ends_when_its_parent_is_killed(fake, tmp_path: Path):
     fake("serves")  # writes the module
     seen = tmp_path / "seen"
     parent = (
-        "import asyncio\nfrom pathlib import Path\nfrom entente.inference.server_process import ServerProcess\n"
-        f"server = ServerProcess('fake_server', lambda port: [str(port), 'serves'], {{'ADDED': ''}}, key_variable='FAKE_KEY', "
+        "import asyncio, sys\nfrom pathlib import Path\nfrom entente.inference.server_process import ServerProcess\n"
+        f"server = ServerProcess(Path(sys.executable), 'fake_server', lambda port: [str(port), 'serves'], {{'ADDED': ''}}, "
+        "key_variable='FAKE_KEY', "
         f"log=Path({str(tmp_path / 'log')!r}))\n"
         "async def play():\n    await server.start(limit_s=60)\n"
         f"    Path({str(seen)!r}).write_text(f'{{server.pid}} {{server.url}}')\n    await asyncio.sleep(600)\n"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 
 from entente.decoding.codec import Codec
@@ -22,7 +23,6 @@ from tests.instant_engine import UniformEngine
 from tests.live_games.api_here import MODEL, PUBLISHED, ApiHere
 from tests.waiting import wait_until
 
-openai = pytest.importorskip("openai")
 START = json.loads(as_recorded("start", [], Board.start()))
 STATE = START["phases"][0]["state"]
 

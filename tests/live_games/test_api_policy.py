@@ -18,7 +18,6 @@ from entente.inference.torch_engine import TorchEngine
 from entente.players.policy import Tokens
 from tests.live_games.api_here import MODEL, PUBLISHED, ApiHere
 
-pytest.importorskip("openai")
 FORM = PromptSettings(own_line="in_place")
 
 

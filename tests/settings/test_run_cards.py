@@ -9,6 +9,7 @@ from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry import cards
 from entente.telemetry.errors import InputError
+from tests.inference.fake_vllm import fake_vllm
 from tests.telemetry.fake_nvml import GIB, FakeCard, FakeNvml
 
 
@@ -17,7 +18,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """Two cards, and packages built for CUDA."""
     two = FakeNvml(cards=[FakeCard(uuid="GPU-0"), FakeCard(uuid="GPU-1", total=24 * GIB, free=23 * GIB)])
     two.install(monkeypatch.setattr)
-    monkeypatch.setattr(engine_cards, "vllm_build", lambda: "cuda")
+    monkeypatch.setattr(engine_cards, "find_vllm", lambda: fake_vllm("cuda"))
     for each in (engine_cards, module):
         monkeypatch.setattr(each, "torch_cuda", lambda: (13, 0))
     monkeypatch.setattr(cards, "_original", [])
@@ -45,7 +46,7 @@ def test_engine_and_trainer_take_a_card_each_if_there_are_two(machine: FakeNvml,
 
 
 def test_a_run_on_the_cpu_takes_none_and_looks_at_none(machine: FakeNvml, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(engine_cards, "vllm_build", lambda: "cpu")
+    monkeypatch.setattr(engine_cards, "find_vllm", lambda: fake_vllm("cpu"))
     for each in (engine_cards, module):
         monkeypatch.setattr(each, "torch_cuda", lambda: None)
     monkeypatch.setenv(cards.VARIABLE, "7")

@@ -192,9 +192,6 @@ def test_a_real_card_is_seen_by_torch_under_its_uuid():
         ((13, 0), "unknown", ""),
     ],
 )
-def test_a_driver_that_torch_cannot_use_is_named(
-    monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int] | None, driver: str, sentence: str
-):
-    monkeypatch.setattr(module, "torch_cuda", lambda: cuda)
-    problem = module.driver_problem(driver)
+def test_a_driver_that_torch_cannot_use_is_named(cuda: tuple[int, int] | None, driver: str, sentence: str):
+    problem = module.driver_problem(driver, cuda)
     assert (problem is None) is (not sentence) and sentence in (problem or ("", ""))[0]

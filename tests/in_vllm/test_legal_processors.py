@@ -17,30 +17,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
+from entente.decoding.codec import Codec
 from entente.decoding.legal_table import END, LegalTable
 from entente.decoding.table_builder import TableBuilder
 from entente.decoding.thinking import Thinking, thinking_of
 from entente.game.legal import LegalOrders, OrderKind
 from entente.inference import legal_arena
-from entente.inference.legal_admission import START_KEY, TABLE_KEY
-from entente.players.policy import Tokens
-
-vllm: Any = SimpleNamespace()
-"""What these tests use of vLLM, and our processor in it; imported once they run, since that takes long."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported() -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    from vllm import SamplingParams
-    from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
-
-    from entente.inference.legal_processor import LegalOrderProcessor
-
-    vllm.SamplingParams, vllm.BatchUpdate, vllm.Move = SamplingParams, BatchUpdate, MoveDirectionality
-    vllm.Processor = LegalOrderProcessor
-
+from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY, admit, sampling_of
+from entente.inference.legal_processor import LegalOrderProcessor
 
 VOCABULARY = 700
 """Tokens of the engines here, more than the small model's."""
@@ -68,10 +55,10 @@ def legal_orders(draw: st.DrawFn) -> LegalOrders:
     return LegalOrders(power="FRANCE", kind=kind, sites=sites, options=tuple(map(tuple, options)), picks=picks)
 
 
-def spelled_sets(tokens: Tokens, legal: LegalOrders) -> list[tuple[int, ...]]:
+def spelled_sets(codec: Codec, legal: LegalOrders) -> list[tuple[int, ...]]:
     """Every legal set of orders as its tokens, by trying every combination of lines."""
     lines = {text for own in legal.options for text in own} | ({"WAIVE"} if legal.kind is OrderKind.BUILD else set())
-    codec, found = tokens.codec, []
+    found = []
     for orders in itertools.product(sorted(lines), repeat=legal.picks):
         if legal.admits(orders):
             ids = [token for order in orders for token in (*codec.encode_order(order), codec.separator_id)]
@@ -98,7 +85,7 @@ class Request:
         if start == END:
             head, start = [], 0
         extra = None if table is None else {TABLE_KEY: b64encode(table.to_bytes()).decode(), START_KEY: start}
-        self.parameters = vllm.SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
+        self.parameters = SamplingParams(max_tokens=200, extra_args=extra, detokenize=False)
         self.prompt = [7] * prompt + head
         self.output: list[int] = []
         self._sets = None if table is None else [ids[len(head) :] for ids in sets if ids[: len(head)] == tuple(head)]
@@ -132,7 +119,7 @@ class Runner:
             model_config=SimpleNamespace(get_vocab_size=lambda: VOCABULARY),
             scheduler_config=SimpleNamespace(max_num_seqs=SEATS),
         )
-        self.processor: Any = vllm.Processor(config, torch.device("cpu"), False)
+        self.processor: Any = LegalOrderProcessor(config, torch.device("cpu"), False)
         self._rows: list[Request] = []
 
     def step(self, gone: list[Request], come: list[Request], rng: random.Random) -> Iterator[tuple[Request, int]]:
@@ -150,12 +137,12 @@ class Runner:
             if last is not None:
                 hole = rows.index(None)
                 rows[hole] = last
-                moved.append((len(rows), hole, vllm.Move.UNIDIRECTIONAL))
+                moved.append((len(rows), hole, MoveDirectionality.UNIDIRECTIONAL))
         if len(rows) > 1 and rng.random() < 0.3:
             a, b = rng.sample(range(len(rows)), 2)
             rows[a], rows[b] = rows[b], rows[a]
-            moved.append((a, b, vllm.Move.SWAP))
-        update = vllm.BatchUpdate(batch_size=len(rows), removed=removed[::-1], added=added, moved=moved)
+            moved.append((a, b, MoveDirectionality.SWAP))
+        update = BatchUpdate(batch_size=len(rows), removed=removed[::-1], added=added, moved=moved)
         self.processor.update_state(update if removed or added or moved else None)
         self._rows = [row for row in rows if row is not None]
         yield from ((request, row) for row, request in enumerate(self._rows))
@@ -188,13 +175,13 @@ _ONE_ARMY = LegalOrders(power="FRANCE", kind=OrderKind.MOVEMENT, sites=("A PAR",
     room=st.sampled_from([1, 200, 1 << 14]),
 )
 @example(choices=[_BUILD, _TWO_ARMIES, _TWO_ARMIES, _ONE_ARMY], seed=0, room=1)  # a slot is reassigned while tables move
-def test_finite_is_exactly_what_a_legal_set_may_go_on_with(tokens: Tokens, choices: list[LegalOrders], seed: int, room: int):
+def test_finite_is_exactly_what_a_legal_set_may_go_on_with(codec: Codec, choices: list[LegalOrders], seed: int, room: int):
     """Requests come, go, are put aside with their tokens and come back; some carry no table; rows are repacked all the while,
     and so are the tables, where there is little room for them.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", room)
-        follow_requests(Runner(), tokens, choices, random.Random(seed))
+        follow_requests(Runner(), codec, choices, random.Random(seed))
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -207,31 +194,31 @@ def test_finite_is_exactly_what_a_legal_set_may_go_on_with(tokens: Tokens, choic
     ),
 )
 def test_before_a_thought_ends_finite_is_everything_but_the_end_of_sequence(
-    tokens: Tokens, choices: list[LegalOrders], seed: int, room: int, rules: list[tuple[int, int]]
+    codec: Codec, choices: list[LegalOrders], seed: int, room: int, rules: list[tuple[int, int]]
 ):
     """Requests that think, of one rule or two, among others that do not."""
-    thinking = thinking_of(tokens.codec, 1)
-    assert thinking is not None and tokens.codec.vocabulary_size <= 640
+    thinking = thinking_of(codec, 1)
+    assert thinking is not None and codec.vocabulary_size <= 640
     ways = [replace(thinking, rule=replace(thinking.rule, budget=budget, end=end)) for budget, end in rules]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(legal_arena, "LEAST_EDGES", room)
-        follow_requests(Runner(), tokens, choices, random.Random(seed), [None, *ways])
+        follow_requests(Runner(), codec, choices, random.Random(seed), [None, *ways])
 
 
 def follow_requests(
     engine: Any,
-    tokens: Tokens,
+    codec: Codec,
     choices: list[LegalOrders],
     rng: random.Random,
     ways: Sequence[Thinking | None] = (None,),
 ) -> None:
-    builders = {way: TableBuilder(tokens.codec, thinking=way) for way in ways}
-    spelled = {legal: spelled_sets(tokens, legal) for legal in choices}
+    builders = {way: TableBuilder(codec, thinking=way) for way in ways}
+    spelled = {legal: spelled_sets(codec, legal) for legal in choices}
     running: list[Request] = []
     aside: list[Request] = []
     finished = 0
     for step in itertools.count():
-        gone = [request for request in running if request.output[-1:] == [tokens.codec.eos_id]]
+        gone = [request for request in running if request.output[-1:] == [codec.eos_id]]
         finished += len(gone)
         kept = [request for request in running if request not in gone]
         put_aside = [request for request in kept if rng.random() < 0.1]
@@ -260,11 +247,9 @@ def follow_requests(
             assert torch.isfinite(masked[row]).nonzero().flatten().tolist() == keep
             assert torch.equal(masked[row, keep], before[row, keep])
             if request.thinks and rng.random() < 0.3:
-                allowed = {tokens.codec.separator_id}
+                allowed = {codec.separator_id}
             unbound = allowed is None and len(request.output) < 5
-            request.output.append(
-                rng.randrange(100, VOCABULARY) if unbound else rng.choice(sorted(allowed or [tokens.codec.eos_id]))
-            )
+            request.output.append(rng.randrange(100, VOCABULARY) if unbound else rng.choice(sorted(allowed or [codec.eos_id])))
     assert finished and engine.processor.illegal_tokens == 0
 
 
@@ -331,9 +316,9 @@ def test_the_room_of_tables_that_nobody_uses_is_taken_back():
 def test_a_malformed_table_is_refused_at_admission_and_harms_nothing_behind_it(table, sentence: str):
     engine = Runner()
     request = Request(None, [], 2)
-    request.parameters = vllm.SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table})
+    request.parameters = SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table})
     with pytest.raises(ValueError, match=sentence):
-        vllm.Processor.validate_params(request.parameters)
+        LegalOrderProcessor.validate_params(request.parameters)
     list(engine.step([], [request], random.Random(0)))
     assert torch.isfinite(engine.apply(torch.zeros(1, VOCABULARY))).all()
 
@@ -348,11 +333,39 @@ def test_a_request_begins_at_the_start_of_its_table_or_at_its_first_choice():
     )
     table = b64encode(table.to_bytes()).decode()
     for start, tokens in (0, 3), (1, 2):
-        vllm.Processor.validate_params(vllm.SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
+        LegalOrderProcessor.validate_params(SamplingParams(max_tokens=tokens, extra_args={TABLE_KEY: table, START_KEY: start}))
         with pytest.raises(ValueError, match=f"would cut a completion of {tokens} tokens"):
-            vllm.Processor.validate_params(
-                vllm.SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start})
+            LegalOrderProcessor.validate_params(
+                SamplingParams(max_tokens=tokens - 1, extra_args={TABLE_KEY: table, START_KEY: start})
             )
     for start in (2, END, 7, None, "1"):
         with pytest.raises(ValueError, match="must be 0 or 1, where the table's first choice is"):
-            vllm.Processor.validate_params(vllm.SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))
+            LegalOrderProcessor.validate_params(SamplingParams(max_tokens=9, extra_args={TABLE_KEY: table, START_KEY: start}))
+
+
+def table_text() -> str:
+    return b64encode(simple_table(5, 6).to_bytes()).decode()
+
+
+@pytest.mark.parametrize("sampling", [(5, 1.0), [5, 0.5]])
+def test_a_seed_and_a_temperature_are_admitted_beside_temperature_0_for_vllm(sampling):
+    parameters = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: table_text(), SAMPLING_KEY: sampling})
+    admit(parameters, None)
+    assert sampling_of(parameters) == tuple(sampling)
+    parameters.temperature = 0.7
+    with pytest.raises(ValueError, match="beside vLLM's temperature 0"):
+        admit(parameters, None)
+
+
+@pytest.mark.parametrize("sampling", [(5, 0.0), (5, float("nan")), (5,), "5", (-1, 1.0), (2**63, 1.0), (5, "1")])
+def test_what_is_no_seed_and_temperature_is_refused_and_samples_nothing(sampling):
+    parameters = SamplingParams(temperature=0.0, extra_args={TABLE_KEY: table_text(), SAMPLING_KEY: sampling})
+    with pytest.raises(ValueError, match="must be a seed of 63 bits and a temperature above 0"):
+        admit(parameters, None)
+    assert sampling_of(parameters) is None
+
+
+def test_a_table_of_another_release_is_refused_with_both_formats():
+    other = b64encode(np.array([3, 1, 1, 1, 0, 1, 5, END], "<i4").tobytes()).decode()
+    with pytest.raises(ValueError, match="format 3, and this release of entente reads 1 and 2"):
+        LegalOrderProcessor.validate_params(SamplingParams(max_tokens=9, extra_args={TABLE_KEY: other}))
