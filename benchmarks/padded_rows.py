@@ -32,9 +32,21 @@ def differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget:
     branching token; and relative error of its gradient. Token weights differ, because equal ones would hide swapped tokens."""
     micro_batches = plan(batch, rows, token_budget)
     packed = ((micro.completion_index, policy.masked_logprobs(micro)["chosen"]) for micro in micro_batches)
-    (one, gradient), (other, expected) = (
-        _weighted_mean(policy, parts) for parts in (packed, padded_logprobs(policy, batch, rows))
-    )
+    return _difference(policy, packed, padded_logprobs(policy, batch, rows))
+
+
+def tolerances(policy: Policy, batch: Batch, rows: Sequence[int]) -> tuple[float, float]:
+    """Maximum `differences` of a correct packed forward: `TOLERANCES`, or three times the difference between padded rows computed
+    one by one and together, because rounding grows with the depth of a model."""
+    dtype = str(policy.model.dtype).removeprefix("torch.")
+    together = padded_logprobs(policy, batch, rows)
+    gaps = _difference(policy, padded_logprobs(policy, batch, rows, rows_each=1), together)
+    known = TOLERANCES[policy.device.type, dtype]
+    return max(known[0], 3 * gaps[0]), max(known[1], 3 * gaps[1])
+
+
+def _difference(policy: Policy, parts: Iterable[Logprobs], reference: Iterable[Logprobs]) -> tuple[float, float]:
+    (one, gradient), (other, expected) = (_weighted_mean(policy, each) for each in (parts, reference))
     return abs(one - other), float((gradient - expected).norm() / expected.norm())
 
 
@@ -49,11 +61,11 @@ def _weighted_mean(policy: Policy, parts: Iterable[Logprobs]) -> tuple[float, Te
     return total / count, gradient / count
 
 
-def padded_logprobs(policy: Policy, batch: Batch, rows: Sequence[int]) -> Iterator[Logprobs]:
-    """The branching tokens of `rows`, in order; `ROWS_EACH` rows per forward."""
+def padded_logprobs(policy: Policy, batch: Batch, rows: Sequence[int], *, rows_each: int = ROWS_EACH) -> Iterator[Logprobs]:
+    """The branching tokens of `rows`, in order; `rows_each` rows per forward."""
     causal: Any = policy.model.base_model.model
-    for first in range(0, len(rows), ROWS_EACH):
-        some = rows[first : first + ROWS_EACH]
+    for first in range(0, len(rows), rows_each):
+        some = rows[first : first + rows_each]
         ids, mask = (torch.from_numpy(values).to(policy.device) for values in pad(batch, some))
         tokens = [token for number, row in enumerate(some) for token in _branching_tokens(batch, number, row)]
         if not tokens:

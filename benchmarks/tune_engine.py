@@ -13,8 +13,10 @@ from pydantic import ConfigDict, Field
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.settings.check_settings import check_settings
+from entente.settings.find_model import check_room
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import ChildResult, run_child
+from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from entente.telemetry.setting_marks import Settings
 
@@ -66,14 +68,21 @@ class Candidate:
 
 
 def candidates_of(settings: RunSettings, tuning: TuneSettings) -> list[Candidate]:
-    """The current settings, then the grid. Raises InputError if settings contradict each other."""
+    """The current settings, then the grid, without what does not fit this machine beside the run's trainer. Raises InputError if
+    settings contradict each other."""
     base = settings.inference.model_copy(update={"urls": ()})
     check_settings(settings.model_copy(update={"inference": base}))
     candidates = [Candidate(settings=base, current=True)]
     for values in itertools.product(*(getattr(tuning, name) or (getattr(base, name),) for name in AXES)):
         changed = dict(zip(AXES, values, strict=True))
         candidate = Candidate(settings=InferenceSettings.model_validate(base.model_dump() | changed))
-        if candidate.values not in [each.values for each in candidates]:
+        if candidate.values in [each.values for each in candidates]:
+            continue
+        try:
+            check_room(settings.model_copy(update={"inference": candidate.settings}), trains=True)
+        except InputError as error:
+            reporter().say(f"left out {candidate.label(AXES)}, which no run could use: {error}")
+        else:
             candidates.append(candidate)
     return candidates
 

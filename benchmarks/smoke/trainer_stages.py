@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from benchmarks.entente_run import run_entente
-from benchmarks.padded_rows import TOLERANCES, differences
+from benchmarks.padded_rows import differences, tolerances
 from benchmarks.smoke.engine_stages import RANK, TINY, model_folder
 from benchmarks.smoke.job import Job, StageFailed, StagePass, figures_so_far
 from benchmarks.smoke.recommend import as_toml, base_preset, recommend
@@ -104,7 +104,7 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
     for budget in BUDGETS[job.device]:
         try:
             if not figures:
-                compare_with_padded(job, policy, batch)
+                compare_with_padded(policy, batch)
             seconds, peak = measured(lambda budget=budget: step(budget), policy.device)
         except torch.OutOfMemoryError:
             how = "even with recomputation" if recompute else "without recomputation"
@@ -115,10 +115,11 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
     return figures, ""
 
 
-def compare_with_padded(job: Job, policy: Policy, batch: Batch) -> None:
+def compare_with_padded(policy: Policy, batch: Batch) -> None:
     """Compare packed and padded rows: the first three, which share a prompt, and the last, which does not."""
-    loss, gradient = differences(policy, batch, [0, 1, 2, len(batch.prompt_lens) - 1])
-    loss_allowed, gradient_allowed = TOLERANCES[job.device, job.dtype]
+    rows = [0, 1, 2, len(batch.prompt_lens) - 1]
+    loss, gradient = differences(policy, batch, rows)
+    loss_allowed, gradient_allowed = tolerances(policy, batch, rows)
     if not (loss <= loss_allowed and gradient <= gradient_allowed):
         raise StageFailed(
             f"packed rows differ from padded ones: the loss by {loss:.2g} nats ({loss_allowed:.2g} allowed) and the gradient by "

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks import tune_engine
 from benchmarks.tune_engine import NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import ChildResult
+from entente.telemetry.errors import InputError
 
 
 @pytest.fixture
@@ -30,6 +32,21 @@ def test_the_grid_holds_every_combination_and_the_current_settings_first_and_onc
     assert varied_axes(candidates) == ["max_sequences", "max_batched_tokens", "gpu_memory_utilization"]
     beside = grid(base, max_sequences=(256,))
     assert [each.settings.max_sequences for each in beside] == [base.inference.max_sequences, 256]
+
+
+def test_what_does_not_fit_beside_the_runs_trainer_is_left_out_and_told(
+    base: RunSettings, monkeypatch: pytest.MonkeyPatch, said: list
+):
+    """On one shared card a share of 0.9 would be the fastest, and its run refused."""
+
+    def check_room(settings: RunSettings, *, trains: bool) -> None:
+        if trains and settings.inference.gpu_memory_utilization > 0.8:
+            raise InputError("lower the share to 0.73")
+
+    monkeypatch.setattr(tune_engine, "check_room", check_room)
+    shares = [each.settings.gpu_memory_utilization for each in grid(base, gpu_memory_utilization=(0.5, 0.85, 0.9))]
+    assert shares == [base.inference.gpu_memory_utilization, 0.5]
+    assert len(said) == 1 and "gpu_memory_utilization 0.9, which no run could use: lower the share to 0.73" in said[0]
 
 
 def test_what_is_chosen_is_the_fastest_within_latency_and_cache_hits(base: RunSettings):
