@@ -27,20 +27,20 @@ def bench(
     what: Annotated[
         Literal["game", "storage", "decode", "trainer", "e2e", "peers"],
         Parameter(
-            help="game: the board, compared with direct calls of the game engine. storage: rows. "
-            "decode: the engine. trainer: the training step. e2e: whole steps of a run. peers: TRL."
+            help="game: the board, compared with direct calls of the game engine. storage: writing and "
+            "reading rows. decode: the engine. trainer: the training step. e2e: full steps of a run. peers: comparison with TRL."
         ),
     ],
     /,
     *,
     rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, alternating; the median is reported.")] = None,
-    only: Annotated[list[str] | None, Parameter(help="trainer: names of measurements, such as recorded.")] = None,
-    steps: Annotated[int | None, Parameter(help="e2e: steps of a round.")] = None,
-    scale: Annotated[float | None, Parameter(help="storage: fraction of the rows; below 1 few figures have targets.")] = None,
+    only: Annotated[list[str] | None, Parameter(help="trainer: run only these measurements, such as 'recorded'.")] = None,
+    steps: Annotated[int | None, Parameter(help="e2e: steps per round.")] = None,
+    scale: Annotated[float | None, Parameter(help="storage: fraction of the rows; below 1, few results have targets.")] = None,
     model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
     config: ConfigFiles = None,
-    runs_root: Annotated[Path | None, Parameter(help="Folder of runs, models and positions; makes missing ones.")] = None,
+    runs_root: Annotated[Path | None, Parameter(help="Folder of runs, models and positions; missing ones are made.")] = None,
     seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.")] = None,
     json: AsJson = False,
 ) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = App(name="cache", help="Frozen mid-game positions that rollouts start from.")
 
 RunsRoot = Annotated[Path, Parameter(help="Folder of runs and caches.")]
-CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any setting of the cache.")]
+CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any cache setting.")]
 
 _PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
 

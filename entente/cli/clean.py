@@ -17,7 +17,7 @@ from storage.files import file_lock
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove
 from storage.runs import LATEST, RunPaths, check_name, run_names
 
-_Names = Annotated[list[str] | None, Parameter(help="Only these runs, and no caches.", negative="")]
+_Names = Annotated[list[str] | None, Parameter(help="Clean only these runs, and not the shared folders.", negative="")]
 
 
 def clean(

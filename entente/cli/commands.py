@@ -6,9 +6,9 @@ if TYPE_CHECKING:
     from cyclopts import App
 
 _TRAIN = "Train a policy, or one per combination of settings and seeds."
-_UP = "Start Prefect's server, deployments and a worker; stop them."
-_SERVE = "Serve an engine or orders."
-_PLAY = "Play against versions in a browser, or on a remote server."
+_UP = "Start or stop Prefect's server, deployments and a worker."
+_SERVE = "Serve a model to runs, or legal orders over the OpenAI API."
+_PLAY = "Play against versions in a browser; enter one on a server."
 _PAGES = "Write the HTML report of a run, or compare several."
 _LISTED = "List, inspect, replay or clean runs; watch a run."
 _CHECKED = "Check this environment; test a run's parts on a new GPU."
@@ -17,7 +17,7 @@ COMMANDS = {
     "Train": {
         "train": ("entente.cli.train:train", _TRAIN),
         "sweep": ("entente.cli.sweep:sweep", _TRAIN),
-        "improve": ("entente.cli.improve:improve", "Improve a policy by search: visit, label, train."),
+        "improve": ("entente.cli.improve:improve", "Improve a policy by distilling search into it."),
         "evaluate": ("entente.cli.evaluate:evaluate", "Measure strength on held-out positions and in matches."),
         "play": ("entente.cli.play:play", _PLAY),
         "enter": ("entente.cli.enter:enter", _PLAY),
@@ -30,7 +30,7 @@ COMMANDS = {
         "watch": ("entente.cli.watch:watch", _LISTED),
         "report": ("entente.cli.report:report", _PAGES),
         "compare": ("entente.cli.compare:compare", _PAGES),
-        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'runs what-if' continues it differently."),
+        "replay": ("entente.cli.replay_game:replay", "Step through a game; 'runs what-if' tries other orders."),
         "sql": ("entente.cli.sql:sql", "Query the rows of runs with SQL, even while they train."),
     },
     "Services": {

@@ -14,7 +14,7 @@ from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
-_MATCH = Group("Matches", help="Whole games between several players; any of these options starts one.")
+_MATCH = Group("Matches", help="Full games between several players; any of these options starts a match.")
 _SEARCH = Group("Search", help="With --strategy search, or for players such as v20+search and dumbbot+search.")
 _ENDPOINT = Group("Endpoints", help="For players such as openai:model@http://host:port/v1.")
 
@@ -24,7 +24,7 @@ def evaluate(
     run: Run = LATEST,
     version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
     runs_root: RunsRoot = Path("runs"),
-    positions: Annotated[int | None, Parameter(help="Held-out positions; default: the run's setting.")] = None,
+    positions: Annotated[int | None, Parameter(help="Number of held-out positions; default: the run's setting.")] = None,
     opponents: Annotated[
         list[str] | None, Parameter(help="Scripted opponents; default: the run's setting. In a match: one name.", negative="")
     ] = None,
@@ -40,7 +40,7 @@ def evaluate(
         str,
         Parameter(
             group=_MATCH,
-            help="Named settings of a match; --players and --games still apply: "
+            help="Predefined match settings; --players and --games still apply: "
             + "; ".join(f"{name}: {each.about}" for name, each in protocols().items())
             + ".",
         ),
@@ -51,12 +51,12 @@ def evaluate(
     ] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,
-        Parameter(group=_MATCH, help="Measure to compare players by; default: sos, the sum-of-squares share."),
+        Parameter(group=_MATCH, help="Metric to compare players by; default: sos, the sum-of-squares share."),
     ] = None,
     start: Annotated[
         Literal["standard", "held-out"] | None, Parameter(group=_MATCH, help="Start positions of games; default: spring 1901.")
     ] = None,
-    years: Annotated[int | None, Parameter(group=_MATCH, help="Game years until a game is cut off; default: 6.")] = None,
+    years: Annotated[int | None, Parameter(group=_MATCH, help="Game years after which a game is cut off; default: 6.")] = None,
     concurrency: Annotated[int | None, Parameter(group=_MATCH, help="Games played at the same time.")] = None,
     seed: Annotated[
         int | None, Parameter(group=_MATCH, help="Seed of start positions, sampling and scripted players; default: 1000.")
@@ -65,8 +65,8 @@ def evaluate(
     strategy: Annotated[
         Literal["sample", "search"], Parameter(help="How versions choose orders: sampled, or by search.")
     ] = "sample",
-    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any setting of the search.")] = None,
-    endpoint: Annotated[EndpointSettings | None, Parameter(group=_ENDPOINT, help="Settings of requests to endpoints.")] = None,
+    search: Annotated[SearchSettings | None, Parameter(group=_SEARCH, help="Any search setting.")] = None,
+    endpoint: Annotated[EndpointSettings | None, Parameter(group=_ENDPOINT, help="Request settings for endpoints.")] = None,
     json: AsJson = False,
 ) -> None:
     """Score a policy version on held-out positions, or play full games between versions, models and scripted players.
@@ -110,7 +110,7 @@ def evaluate(
         from entente.telemetry.errors import InputError
 
         raise InputError(
-            "--search settings are given, but nobody searches: add --strategy search, or name a player such as v20+search"
+            "--search settings are given, but no player uses search: add --strategy search, or name a player such as v20+search"
         )
     if endpoint is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
         from entente.telemetry.errors import InputError
@@ -189,7 +189,7 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
     if protocol:
         return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
     if len(named) == 1 and not opponents:
-        raise InputError(f"at one table '{named[0]}' would meet only itself: add --opponents, such as dumbbot, or another player")
+        raise InputError(f"'{named[0]}' would play only against itself: add --opponents, such as dumbbot, or another player")
     if named:
         asked["players"] = named
     return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
@@ -221,7 +221,7 @@ def _show_match(result: dict[str, Any]) -> None:
         default = [f"{counts['missing'] / max(1, counts['orders']):.1%}" if counts else ""] if answers else []
         table.add_row(cell(player["player"]), str(player["seats"]), *cells, *default)
     Console(width=160).print(table)
-    cost = f"; {result['cpu_seconds_a_game']:.3g} CPU seconds a game" if result["cpu_seconds_a_game"] else ""
+    cost = f"; {result['cpu_seconds_a_game']:.3g} CPU seconds per game" if result["cpu_seconds_a_game"] else ""
     print(f"intervals: 95 %; win: most centres, ties split{cost}")
     if result["plot"]:
         print(f"centres by year: {result['plot']}")

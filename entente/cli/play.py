@@ -30,8 +30,8 @@ def play(
         ),
     ] = "dumbbot",
     run: Run = LATEST,
-    game: Annotated[str, Parameter(help="Name of the game, or its file; one that exists is continued.")] = "",
-    seed: Annotated[int, Parameter(help="Seed of seats and random choices of a new game.")] = 0,
+    game: Annotated[str, Parameter(help="Name of the game, or its file; an existing game is continued.")] = "",
+    seed: Annotated[int, Parameter(help="Seed of a new game: seat assignment and all random choices.")] = 0,
     years: Annotated[
         int,
         Parameter(help="Game years until a new game ends; 0: until somebody wins.", validator=validators.Number(gte=0, lte=100)),

@@ -22,7 +22,7 @@ Temperature = Annotated[float, Parameter(help="Sampling temperature of versions.
 Search = Annotated[
     SearchSettings | None,
     Parameter(
-        group=Group("Search", help="For players such as v20+search and dumbbot+search."), help="Any setting of the search."
+        group=Group("Search", help="For players such as v20+search and dumbbot+search."), help="Any search setting."
     ),
 ]
 

@@ -23,7 +23,7 @@ def replay(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    output: Annotated[Path | None, Parameter(help="The page to write; default: replay-12-3.html in the run's folder.")] = None,
+    output: Annotated[Path | None, Parameter(help="Page to write; default: replay-GROUP-FORK.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Number of games to list, newest last, if none is named.")] = 20,
     open: OpenPage = False,
 ) -> None:

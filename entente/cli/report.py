@@ -21,7 +21,7 @@ def report(
     output: Annotated[Path | None, Parameter(help="The page to write; default: report.html in the run's folder.")] = None,
     pictures: Annotated[
         Path | None,
-        Parameter(help="Also write learning curve and first board as SVG into this folder."),
+        Parameter(help="Also write the learning curve and the first board as SVG files to this folder."),
     ] = None,
     open: OpenPage = False,
 ) -> None:

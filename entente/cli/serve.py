@@ -35,7 +35,7 @@ def serve(
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
     ] = 8100,
     runs_root: RunsRoot = Path("runs"),
-    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any setting of inference.")] = None,
+    settings: Annotated[InferenceSettings | None, Parameter(name="*", help="Any inference setting.")] = None,
 ) -> None:
     """Serve a model to training runs with vLLM's server, or with --openai legal orders to any client, until SIGTERM or Ctrl-C.
 

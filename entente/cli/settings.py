@@ -41,7 +41,7 @@ def settings(
     preset: Preset = "laptop",
     config: ConfigFiles = None,
     markdown: Annotated[
-        bool, Parameter(help="Print the reference of all settings instead, as docs/settings.md.", negative="")
+        bool, Parameter(help="Print the reference of all settings instead, as in docs/settings.md.", negative="")
     ] = False,
     flags: SettingsFlags = None,
 ) -> None:

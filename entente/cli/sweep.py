@@ -73,10 +73,10 @@ def _plan(points: Sequence[SweepPoint]) -> dict[str, Any]:
     shared = {
         "state caches": len({run.cache.model_dump_json() for run in runs}),
         "base models": len({(run.inference.model, str(run.tiny_model), str(run.prompts)) for run in runs}),
-        "scores of the base": len({base_question(run) for run in runs}),
+        "base-model scores": len({base_question(run) for run in runs}),
     }
     work = {"runs": len(runs), "steps": sum(run.steps for run in runs)}
-    return {"command": "sweep", "work": work, "made once for all": shared, "runs": descriptions}
+    return {"command": "sweep", "work": work, "shared by the runs": shared, "runs": descriptions}
 
 
 def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:

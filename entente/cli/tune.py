@@ -16,7 +16,7 @@ def tune(
     config: ConfigFiles = None,
     runs_root: Annotated[Path, Parameter(help="Folder of all runs; results are written to _tuning in it.")] = Path("runs"),
     json: AsJson = False,
-    tuning: Annotated[TuneSettings | None, Parameter(name="*", consume_multiple=True, help="The grid and the limits.")] = None,
+    tuning: Annotated[TuneSettings | None, Parameter(name="*", consume_multiple=True, help="Values to try, and limits.")] = None,
 ) -> None:
     """Find the engine settings that sample the most decisions per second within limits on latency and cache hits.
 

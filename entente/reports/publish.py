@@ -167,7 +167,7 @@ def _training(source: Source) -> dict[str, Any]:
         return prompts
     changed = changed_settings(layered_settings(_PRESET), source.settings)
     settings = {name: after for name, (_, after) in changed.items()}
-    settings["training.learning_rate"] = source.settings.training.learning_rate  # another model's would follow from its width
+    settings["training.learning_rate"] = source.settings.training.learning_rate  # the default depends on the model's width
     if "inference.model" in settings:
         settings["inference.model"] = source.hub_id or _place(source.base)
     rounds = {file.stem: read_object(file) for file in sorted(source.run.improve.glob("*.json"))}
@@ -206,7 +206,7 @@ def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
         for file in filter(Path.is_file, aside.rglob("*")):
             content = file.read_bytes()
             if named := [path.decode() for path in local if path in content]:
-                raise InputError(f"'{file.name}' would name this machine's folder '{named[0]}': remove it from the model's files")
+                raise InputError(f"'{file.name}' contains the local path '{named[0]}': remove it from the model's files")
         publish_directory(aside, to)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -216,8 +216,8 @@ def _copy_base(base: Path, folder: Path) -> None:
     """Copy a small base model byte for byte, so that its `base_identity` is unchanged; only local paths are removed."""
     if (size := sum(file.stat().st_size for file in weight_files(base))) > MOST_BASE_BYTES:
         raise InputError(
-            f"the base model '{base.name}' is a folder of this machine with {size / 1e6:.0f} MB of weights, more than the "
-            f"{MOST_BASE_BYTES / 1e6:.0f} MB that are included: export with --merged, or train on a model that can be fetched"
+            f"the base model '{base.name}' is a local folder with {size / 1e6:.0f} MB of weights, more than the "
+            f"{MOST_BASE_BYTES / 1e6:.0f} MB that can be included: export with --merged, or train on a model that can be fetched"
         )
     folder.mkdir()
     _copy_tokenizer(base, folder)

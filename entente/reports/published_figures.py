@@ -65,7 +65,7 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
         else:
             if place >= len(own):
                 raise InputError(
-                    f"'{source.name}' is none of the players measured in '{files[place - len(own)]}': leave the file out"
+                    f"'{source.name}' did not play in the match '{files[place - len(own)]}': leave the file out"
                 )
     scores: dict[int, dict[Any, ScoreRecord]] = {}
     if run is not None:
@@ -79,14 +79,14 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
 
 def _read_match(file: Path) -> MatchRecord:
     if not file.is_file():
-        raise InputError(f"there is no file '{file}' with figures: name one of a match")
+        raise InputError(f"there is no match file '{file}': name one that exists")
     return read_match(file)
 
 
 def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> str:
     columns: dict[Measure, str] = {
         "centres": "centres",
-        "sos": "share of squares",
+        "sos": "sum-of-squares share",
         "win": "wins",
         "survival": "survival",
         "solo": "solos",

@@ -130,7 +130,7 @@ def split_rows(batch: Batch, rows: Sequence[int], size: int) -> list[list[int]]:
     if size == 1 or not len(chosen):
         return [chosen.tolist(), *([] for _ in range(size - 1))]
     groups = batch.advantage_groups[chosen].astype(np.int64)
-    groups = np.where(groups < 0, -1 - np.arange(len(chosen)), groups)  # rows chosen without a group: each is its own
+    groups = np.where(groups < 0, -1 - np.arange(len(chosen)), groups)  # a row without a group is a group of its own
     _, group = np.unique(groups, return_inverse=True)
     tokens = UniqueTokens(batch, chosen)
     # Groups without a branching token cost nothing and come last.
@@ -149,7 +149,7 @@ def _even_bounds(groups: int, size: int, tokens: Callable[[int, int], int]) -> l
         """Ends of ranges of at most `capacity` tokens each; None if `size` ranges do not cover all groups."""
         ends, low = [], 0
         for _ in range(size):
-            least, most = low, groups  # the run can end at `least`; find the last end at which it still fits
+            least, most = low, groups  # the range can end at `least`; find the last end at which it fits
             while least < most:
                 middle = (least + most + 1) // 2
                 if tokens(low, middle) <= capacity:

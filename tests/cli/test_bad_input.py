@@ -68,7 +68,7 @@ REFUSED = [
     (["play", "--power", "narnia"], "there is no power 'NARNIA'"),
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
-    (["evaluate", "--players", "dumbbot", "--years", "1"], "at one table 'dumbbot' would meet only itself"),
+    (["evaluate", "--players", "dumbbot", "--years", "1"], "'dumbbot' would play only against itself"),
     (
         ["evaluate", "--run", "taken", "--players", "mover+search,random", "--search.player", "policy"],
         "no scripted player 'policy'",

@@ -24,7 +24,7 @@ def test_a_dry_run_shows_runs_and_what_they_share_and_writes_nothing(entente):
     assert planned.returncode == 0, planned.stderr
     plan = json.loads(planned.stdout)
     assert plan["runs"]["a-3"] == "seed 0, cache.seed 1" and plan["work"]["runs"] == 4
-    assert plan["made once for all"] == {"state caches": 2, "base models": 1, "scores of the base": 2}
+    assert plan["shared by the runs"] == {"state caches": 2, "base models": 1, "base-model scores": 2}
     assert not (entente.folder / "runs").exists()
 
 

@@ -221,7 +221,7 @@ def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, 
     with pytest.raises(InputError, match="exists, and a published model never changes"):
         export_adapter(source, tmp_path, root)
     monkeypatch.setattr(publishing, "MOST_BASE_BYTES", 1000)
-    with pytest.raises(InputError, match=r"more than the 0 MB that are included: export with --merged"):
+    with pytest.raises(InputError, match=r"more than the 0 MB that can be included: export with --merged"):
         export_adapter(source, tmp_path / "away" / "mine", root)
     assert list((tmp_path / "away").iterdir()) == []
 
@@ -364,5 +364,5 @@ def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused
 def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path):
     recipe = models / "_models" / "small" / "recipe.json"
     recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"seen": str(tmp_path / "models")}))
-    with pytest.raises(InputError, match=r"'recipe.json' would name this machine's folder"):
+    with pytest.raises(InputError, match=r"'recipe.json' contains the local path"):
         publish_model(find_model("small", models), tmp_path / "models" / "one", models)
