@@ -21,9 +21,7 @@ T = TypeVar("T")
 Temperature = Annotated[float, Parameter(help="Sampling temperature of versions.")]
 Search = Annotated[
     SearchSettings | None,
-    Parameter(
-        group=Group("Search", help="For players such as v20+search and dumbbot+search."), help="Any search setting."
-    ),
+    Parameter(group=Group("Search", help="For players such as v20+search and dumbbot+search."), help="Any search setting."),
 ]
 
 

@@ -135,8 +135,7 @@ def _accept(function: Player, named: str) -> Player:
             raise InputError(f"the {named} failed for {legal.power} ({type(error).__name__}: {error}): fix it") from error
         if not legal.admits(orders):
             raise InputError(
-                f"the {named} ordered {orders} for {legal.power}, which is not a legal {legal.kind} set in site order: "
-                "fix it"
+                f"the {named} ordered {orders} for {legal.power}, which is not a legal {legal.kind} set in site order: fix it"
             )
         return orders
 

@@ -64,9 +64,7 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
                 break
         else:
             if place >= len(own):
-                raise InputError(
-                    f"'{source.name}' did not play in the match '{files[place - len(own)]}': leave the file out"
-                )
+                raise InputError(f"'{source.name}' did not play in the match '{files[place - len(own)]}': leave the file out")
     scores: dict[int, dict[Any, ScoreRecord]] = {}
     if run is not None:
         for file in sorted(file for file in run.scores.rglob("*.json") if file.parent != run.matches):
