@@ -182,7 +182,7 @@ def test_a_bot_that_orders_what_is_not_legal_or_fails_is_named(package):
         }
     )
     board = Board.start()
-    for name, said in (("illegal", "which is no legal movement set"), ("fails", "failed for FRANCE .AttributeError")):
+    for name, said in (("illegal", "which is not a legal movement set"), ("fails", "failed for FRANCE .AttributeError")):
         with pytest.raises(InputError, match=rf"'odd:{name}' .*{said}"):
             player(f"odd:{name}")(board.legal_orders()["FRANCE"], random.Random(0), board)
 

@@ -84,7 +84,7 @@ def _read_match(file: Path) -> MatchRecord:
 def measures_table(table: MatchTable, renamed: Callable[[str], str] = str) -> str:
     columns: dict[Measure, str] = {
         "centres": "centres",
-        "sos": "sum-of-squares share",
+        "sos": "share of squares",
         "win": "wins",
         "survival": "survival",
         "solo": "solos",

@@ -22,7 +22,7 @@ def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(wo
     result = json.loads(first.stdout.splitlines()[-1])
     assert [player["player"] for player in result["players"]] == ["v2", "models/small"]
     assert (result["run"], result["games"], result["rejected"]) == ("first", 14, 0)
-    assert result["cpu_seconds_a_game"] > 0 and f"{result['cpu_seconds_a_game']:.3g} CPU seconds a game" in first.stderr
+    assert result["cpu_seconds_a_game"] > 0 and f"{result['cpu_seconds_a_game']:.3g} CPU seconds per game" in first.stderr
     kept = trained[1].matches / f"{result['match']}.jsonl"
     lines = kept.read_text().splitlines()
     again = json.loads(workplace.process(*match, "--games", "14").stdout.splitlines()[-1])
