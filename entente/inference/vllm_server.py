@@ -250,8 +250,11 @@ class Server:
             return text
         sentence = f"it answered {path} with {answer.status}: {error_message(text)}"
         match answer.status:
-            case 401 | 403:
+            case 401:
                 raise CallFailed(sentence, lost=True, cure=f"set {KEY_VARIABLE} to its --api-key")
+            case 403:  # of a key, or of a route that this server does not have
+                cure = f"set {KEY_VARIABLE} to its --api-key, or start it with --enable-scale-out"
+                raise CallFailed(sentence, lost=True, cure=cure)
             case 404:  # no such route, or no adapter of that name: it may have been started again
                 raise CallFailed(sentence, lost=True, cure="start it with --enable-scale-out")
             case 400 | 413 | 422:

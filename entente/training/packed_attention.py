@@ -171,7 +171,8 @@ class _Ranges(torch.autograd.Function):
         for part, mask in zip(ctx.parts, ctx.masks, strict=True):
             rows, gathered = (each.detach().requires_grad_() for each in (_rows(query, part), seen.index_select(2, part.keys)))
             with torch.enable_grad():
-                attended = _attend_range(rows, gathered[0], gathered[1], mask, ctx.scale)
+                keys, values = gathered.unbind()
+                attended = _attend_range(rows, keys, values, mask, ctx.scale)
             by_query, by_gathered = torch.autograd.grad(attended, (rows, gathered), _rows(gradient, part))
             _rows(of_query, part).copy_(by_query)
             sums.index_add_(2, part.keys, by_gathered.to(sums.dtype))

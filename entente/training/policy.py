@@ -14,7 +14,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.device_mesh import init_device_mesh
@@ -26,6 +25,7 @@ from entente.decoding.model_files import longest_position
 from entente.decoding.open_set import open_sets
 from entente.decoding.weight_files import usual_mode
 from entente.telemetry.errors import DataError, InputError
+from entente.training.fused_layers import fuse_layers
 from entente.training.masked_logprobs import Reference, TokenFigures, masked_logprobs, reference_of
 from entente.training.micro_batches import MicroBatch
 from entente.training.settings import CARD_SHARE, TrainingSettings
@@ -79,14 +79,10 @@ class Policy:
             task_type="CAUSAL_LM",
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
+        fuse_layers(self.model)
         if fsdp:
             self._split_base()
         self.model.to(self.device)
-        if settings.dtype == "bfloat16":
-            for module in self.model.modules():
-                if isinstance(module, BaseTunerLayer):
-                    # Otherwise every adapter makes a float32 copy of its input.
-                    vars(module)["cast_input_dtype_enabled"] = False
         self.model.eval()
         self.recompute(settings.gradient_checkpointing)
 
