@@ -41,6 +41,8 @@ TOKEN_FIGURES = np.dtype(
     ]
 )
 """Per branching token, before the optimiser step."""
+_COMPUTED = TOKEN_FIGURES.names[2:] if TOKEN_FIGURES.names else ()
+"""Those that the device computes."""
 
 
 def advantages_of(returns: np.ndarray, groups: np.ndarray, settings: TrainingSettings) -> np.ndarray:
@@ -107,6 +109,15 @@ class StepFigures:
         )
 
 
+def token_figures(micro: MicroBatch, computed: Tensor) -> np.ndarray:
+    """TOKEN_FIGURES [tokens] of a micro-batch; waits until the device has computed them."""
+    figures = np.empty(len(micro.batch_row), TOKEN_FIGURES)
+    figures["batch_row"], figures["in_thought"] = micro.batch_row, micro.in_thought
+    for name, values in zip(_COMPUTED, computed.cpu().numpy(), strict=True):
+        figures[name] = values
+    return figures
+
+
 def join_tokens(parts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([np.empty(0, TOKEN_FIGURES), *parts])
 
@@ -165,8 +176,9 @@ class Objective:
             else float(branching_counts(distil_targets.batch, own) @ distil_targets.weights[own]),
         )
 
-    def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, np.ndarray]:
-        """A micro-batch's part of the loss, with gradient, and its TOKEN_FIGURES [tokens]."""
+    def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, Tensor]:
+        """A micro-batch's part of the loss, with gradient, and what `token_figures` reads: float32 [figures, tokens], left on the
+        device, because a copy would make the host wait for the forward."""
         tokens, kind = self._sampled(micro, forward["chosen"]), policy_loss(self.settings.loss)
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
@@ -190,13 +202,7 @@ class Objective:
             "clipped_high": policy.clipped_high,
             "outlier": policy.outlier,
         }
-        # Stacked, so that one device-to-host copy replaces eight.
-        values = torch.stack([figure.detach().float() for figure in seen.values()]).cpu().numpy()
-        figures = np.empty(len(micro.batch_row), TOKEN_FIGURES)
-        figures["batch_row"], figures["in_thought"] = micro.batch_row, micro.in_thought
-        for name, value in zip(seen, values, strict=True):
-            figures[name] = value
-        return loss, figures
+        return loss, torch.stack([seen[name].detach().float() for name in _COMPUTED])
 
     def _sampled(self, micro: MicroBatch, chosen: Tensor) -> SampledTokens:
         assert self.advantages is not None

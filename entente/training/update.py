@@ -18,7 +18,7 @@ from torch import Tensor
 from entente.telemetry.errors import TrainingError
 from entente.training.losses import policy_loss
 from entente.training.micro_batches import MicroBatch, branching_counts, plan
-from entente.training.objective import Objective, StepFigures, advantages_of, join_tokens
+from entente.training.objective import Objective, StepFigures, advantages_of, join_tokens, token_figures
 from entente.training.parallel import Peers, on_rank_0
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings
@@ -162,24 +162,26 @@ class Updater:
         sampled = self._cut(objective.batch, objective.rows, rows)
         learned = [] if distil_targets is None else self._cut(distil_targets.batch, objective.taught, taught)
         plan_s = time.perf_counter() - began
-        tokens, seconds = list[np.ndarray](), np.zeros(2)
+        computed, seconds = list[tuple[MicroBatch, Tensor]](), np.zeros(2)
 
         def loss_of_rollouts(micro: MicroBatch, counts: bool) -> Tensor:
             reference = self.policy.reference(micro) if self._settings.kl_weight else None
             loss, figures = objective.of_rollouts(micro, self.policy.masked_logprobs(micro, reference))
-            tokens.extend([figures] if counts else [])
+            computed.extend([(micro, figures)] if counts else [])
             return loss
 
         def loss_of_distil_targets(micro: MicroBatch, _: bool) -> Tensor:
             return objective.of_distil_targets(micro, self.policy.masked_logprobs(micro))
 
-        losses = _backward(sampled, loss_of_rollouts, seconds)
-        distil = _backward(learned, loss_of_distil_targets, seconds)
+        parts = [*_backward(sampled, loss_of_rollouts, seconds), *_backward(learned, loss_of_distil_targets, seconds)]
+        began = time.perf_counter()
+        losses: list[float] = torch.stack(parts).tolist() if parts else []
+        seconds[1] += time.perf_counter() - began
         return StepFigures(
-            losses=losses + distil,
-            tokens=join_tokens(tokens),
+            losses=losses,
+            tokens=join_tokens([token_figures(micro, figures) for micro, figures in computed]),
             unique_tokens=sum(micro.tokens for micro, counts in (*sampled, *learned) if counts),
-            distil=sum(distil),
+            distil=sum(losses[len(computed) :]),
             plan_s=plan_s,
             forward_s=float(seconds[0]),
             backward_s=float(seconds[1]),
@@ -197,16 +199,17 @@ class Updater:
 
 def _backward(
     parts: Sequence[tuple[MicroBatch, bool]], loss_of: Callable[[MicroBatch, bool], Tensor], seconds: np.ndarray
-) -> list[float]:
-    """Losses of the micro-batches that count; adds gradients to the parameters, and times to `seconds`."""
-    losses = []
+) -> list[Tensor]:
+    """Losses of the micro-batches that count, without waiting for the device: the host prepares a micro-batch while another is
+    computed. Adds gradients to the parameters, and times to `seconds`."""
+    losses = list[Tensor]()
     for micro, counts in parts:
         began = time.perf_counter()
         loss = loss_of(micro, counts)
         forwarded = time.perf_counter()
         (loss if counts else loss * 0).backward()
         if counts:
-            losses.append(float(loss.detach()))
+            losses.append(loss.detach())
         seconds += (forwarded - began, time.perf_counter() - forwarded)
     return losses
 

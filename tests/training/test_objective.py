@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from entente.training.masked_logprobs import TokenFigures, exact_kl, legal_entropy
-from entente.training.objective import Objective, join_tokens
+from entente.training.objective import Objective, join_tokens, token_figures
 from entente.training.settings import LOSSES, TrainingSettings
 from tests.training.loss_oracle import ORACLES, Token, divergence, entropy, legal_mass, masked
 
@@ -75,10 +75,11 @@ class Update:
         for rows in micro_batches:
             at = [place for place, decision in enumerate(self.decisions) if decision in rows]
             base = torch.tensor(self.base, dtype=torch.float64) if settings.kl_weight else None
-            loss, figures = objective.of_rollouts(self.micro_batch(at), self.forward(logits, base, at))
+            micro = self.micro_batch(at)
+            loss, computed = objective.of_rollouts(micro, self.forward(logits, base, at))
             loss.backward()
             total += loss.item()
-            seen.append(figures)
+            seen.append(token_figures(micro, computed))
         assert logits.grad is not None
         return total, logits.grad, join_tokens(seen)
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
 from entente.telemetry.errors import TrainingError
@@ -58,6 +59,28 @@ def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with
     monkeypatch.setattr(type(small.policy), "masked_logprobs", with_little_memory)
     assert off(gradient_of(small, batch), expected) < 1e-6
     assert small.tokens == 128 and done.count(256) == 1 and done.count(128) > 2
+
+
+class Waits(TorchDispatchMode):
+    """Notes forwards, backwards and what makes the host wait for a device: a number read, or a copy that is used at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith(("aten.embedding", "aten._local_scalar_dense", "aten.nonzero")):
+            self.seen.append("forward" if "embedding" in name else "wait")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_waits_for_the_device_once_all_micro_batches_are_on_their_way(batch):
+    updater = updater_for(token_budget=128)
+    with Waits() as noted:
+        gradient_of(updater, batch)
+    assert noted.seen.count("forward") > 2
+    assert "wait" not in noted.seen[: -noted.seen[::-1].index("forward")], noted.seen
 
 
 def budget_of(tokens: int, device: str = "cpu", *, splits: bool = False) -> Updater:
