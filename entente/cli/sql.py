@@ -4,6 +4,7 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import pyarrow as pa
@@ -124,6 +125,7 @@ class RunText:
     def __init__(self, settings: "RunSettings", run: Path) -> None:
         self._settings, self._run = settings, run
         self._loaded: Codec | None = None
+        self._lock = Lock()  # DuckDB asks from several threads, and an import that two threads begin is seen half done
         self.missing = ""
         """Why the tokenizer cannot be loaded; empty if it can, or was not needed."""
 
@@ -139,15 +141,16 @@ class RunText:
         return codec and read_thought(tokens, codec)
 
     def _codec(self) -> "Codec | None":
-        if self._loaded is None and not self.missing:
-            from entente.decoding.codec import Codec
-            from entente.settings.find_model import model_of
+        with self._lock:
+            if self._loaded is None and not self.missing:
+                from entente.decoding.codec import Codec
+                from entente.settings.find_model import model_of
 
-            try:
-                self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))
-            except InputError as error:
-                self.missing = str(error)
-        return self._loaded
+                try:
+                    self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))
+                except InputError as error:
+                    self.missing = str(error)
+            return self._loaded
 
 
 def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:

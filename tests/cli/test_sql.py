@@ -7,12 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from entente.cli import main
+from entente.cli.sql import RunText
 from entente.settings.run_settings import RunSettings
 from storage.run_sql import THREAD
 from storage.runs import RunPaths
@@ -168,3 +170,18 @@ def test_tokens_have_their_text(ask: Ask, model: Path):
 def test_the_list_of_ready_questions_needs_no_run(ask: Ask, capsys: pytest.CaptureFixture[str]):
     assert main.run(["sql", "@", "--runs-root", "nowhere"]) == 0
     assert "@lag_histogram" in capsys.readouterr().out
+
+
+def test_threads_of_one_query_load_the_tokenizer_once(monkeypatch: pytest.MonkeyPatch, model: Path):
+    loads: list[int] = []
+
+    def slowly(*which: object) -> Path:
+        loads.append(threading.get_ident())
+        time.sleep(0.05)
+        return model
+
+    monkeypatch.setattr("entente.settings.find_model.model_of", slowly)
+    text = RunText(RunSettings(), Path("runs/mine"))
+    with ThreadPoolExecutor(4) as pool:
+        assert None not in list(pool.map(text.of_token, [40, 41, 42, 43]))
+    assert len(loads) == 1
