@@ -7,7 +7,7 @@ BIN := .venv/bin
 unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-pure test-system test-slow test-mutations check clean
+.PHONY: help setup setup-dev setup-vllm demo demo-lm test test-pure test-system test-slow test-mutations check reference docs clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,17 @@ check: setup-dev ## Lint, format, types, and the layers that imports must keep
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-cache
+
+reference: setup ## Write the pages of docs/ that are made from code: commands, settings, Python API, views
+	$(BIN)/python -m entente.cli.reference docs
+
+.venv-docs/.set-up: deploy/locks/docs.lock
+	$(or $(PYTHON),python3) -m venv --clear .venv-docs
+	.venv-docs/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	touch $@
+
+docs: .venv-docs/.set-up ## Build the site of docs/ in build/site, and fail on a dead link (an environment of its own: .venv-docs)
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict --site-dir build/site
 
 clean: ## Remove builds and caches; .venv and runs/ stay
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache

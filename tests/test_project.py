@@ -161,6 +161,15 @@ def test_no_lock_brings_two_vllms_nor_the_builds_that_break_torch(lock: str, unw
     assert unwanted & set(locked_versions(lock)) == set()
 
 
+def test_the_lock_of_the_site_is_exact_and_its_environment_is_its_own():
+    assert "mkdocs-material" in locked_versions("docs")
+    assert not {"mkdocs", "mkdocs-material"} & {*all_versions("cpu"), *locked_versions("gpu")}
+
+
+def test_every_package_says_that_it_is_typed():
+    assert [package for package in PACKAGES if not (ROOT / package / "py.typed").exists()] == []
+
+
 def test_the_lock_that_goes_on_top_changes_nothing_below():
     assert set(locked_versions("cpu")) & set(locked_versions("dev")) == set()
 

@@ -50,7 +50,9 @@ def value_at(settings: RunSettings, name: str) -> str:
 
 def reference() -> str:
     """The text of docs/settings.md: a table per section, under the docstring of its class."""
-    parts = [_HEAD]
+    told = {setting.name: setting for setting in settings_in()}
+    first = [f"|`{name}`|{why}|" for name, why in FIRST_EIGHT.items() if name in told]
+    parts = [_HEAD, "## Turn these eight first", "\n".join(["|setting|when|", "|---|---|", *first])]
     rows = [setting for setting in settings_in() if "." not in setting.name]
     parts += ["## The run itself", _table(rows, cut=0)]
     for name, field in RunSettings.model_fields.items():
@@ -61,9 +63,22 @@ def reference() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+FIRST_EIGHT = {
+    "inference.model": "always: the model that learns; with another width the learning rate follows it",
+    "steps": "the curve still rises at the end; a resumed run may raise it",
+    "rollouts.opponents": "the policy wins or loses all forks: stronger or weaker players, or a mix with weights",
+    "rollouts.horizon_years": "a year teaches taking centres; two or three teach keeping them, at that many times the cost",
+    "rollouts.start_groups": "the curve is noisy: more positions in each step",
+    "rollouts.forks_per_group": "many groups have equal returns (`train/groups_zero_std`): more forks to compare",
+    "training.learning_rate": "nothing moves: three times as much; `train/ratio_deviation_p99` above 3: a third",
+    "pipeline.buffer_depth": "the trainer waits for rollouts (`entente runs explain`): 2; bit-identical repeats need 0 or 1",
+}
+"""Setting -> when to change it: what to try before all others."""
+
+
 _HEAD = """# Settings
 
-For people who look up a setting of a training run. `entente settings --markdown` writes this page.
+Every setting of a training run. `entente settings --markdown` writes this page.
 
 Layers, later ones win: a preset (`--preset`), TOML files (`--config`), flags. A dotted name is a flag with dashes
 (`--rollouts.forks-per-group 16`), a place in a TOML file (`[rollouts]`, `forks_per_group = 16`) and a name in a deployment's

@@ -2,23 +2,12 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
 
 import pytest
-from cyclopts import App
 
 from entente.cli.commands import COMMANDS, command_line, overview
 from entente.cli.main import run
-
-
-def leaves(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., object]]]:
-    """Every command that can be run, by its words."""
-    if app.default_command is not None and path:
-        yield " ".join(path), app.default_command
-    for name in app:
-        if not name.startswith("-"):
-            yield from leaves(app[name], (*path, name))
-
+from entente.cli.reference import leaves
 
 LEAVES = dict(leaves(command_line()))
 NAMES = [name for commands in COMMANDS.values() for name in commands]

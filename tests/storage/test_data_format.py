@@ -1,4 +1,4 @@
-"""docs/data-format.md tells every column and every view as they are, and its snippets read shards without Entente."""
+"""docs/data-format.md tells every column as it is, and its snippets read shards without Entente."""
 
 import random
 import re
@@ -15,7 +15,6 @@ import pytest
 from entente.records.distil_target import DistilTarget
 from entente.records.rows import Decision, PlayedPhase
 from storage.arrow_files import SCHEMA_VERSION
-from storage.run_views import VIEWS
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_phase, make_shard_rows
@@ -28,11 +27,6 @@ def test_every_column_is_told_once(mark: str, row: type):
     (inner,) = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- /{mark} -->", PAGE, re.DOTALL)
     told = [name for line in inner.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
     assert sorted(told) == sorted(each.name for each in fields(row))
-
-
-def test_every_view_is_told():
-    views = PAGE[PAGE.index("## Views") :]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", views, re.MULTILINE)) == sorted(VIEWS)
 
 
 ARROW_ALONE, WITH_DUCKDB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
