@@ -241,6 +241,17 @@ def test_every_test_that_is_said_to_pin_a_formula_or_a_boundary_is_there(page: s
     assert len(named) > 15 and sorted(named - defined) == []
 
 
+def test_the_refusals_under_troubleshooting_are_sentences_of_the_code():
+    rows = re.findall(r"^\| (`.+?) \|", PAGES["docs/troubleshooting.md"], re.MULTILINE)
+    fragments = [part.strip() for row in rows for span in spans(row) for part in span.split("…")]
+    texts = [(ROOT / "deploy" / "setup-environment").read_text()]
+    for package in PACKAGES:
+        for file in (ROOT / package).rglob("*.py"):
+            nodes = ast.walk(ast.parse(file.read_text()))
+            texts += [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    assert len(rows) == 15 and [part for part in fragments if not any(part in text for text in texts)] == []
+
+
 def test_the_prompt_that_is_shown_is_the_one_that_the_code_writes():
     from entente.game.board import Board
     from entente.game.prompts import board_text, power_text, rules_text
