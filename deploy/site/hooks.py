@@ -4,6 +4,7 @@ Pages outside of docs/ join it, links between both kinds are those of one folder
 (```python my_entente/bots.py) gets that name as its title.
 """
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+LOG = logging.getLogger("mkdocs.hooks.site")
 ROOT = Path(__file__).resolve().parents[2]
 JOINED = {
     "index.md": "README.md",
@@ -45,8 +47,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     pages = {ROOT / name: page for page, name in JOINED.items()}
 
     def site_link(match: re.Match[str]) -> str:
-        target = Path(os.path.normpath(here / match[1]))
+        mark, text, link, anchor = match[1], match[2], match[3], match[4] or ""
+        target = Path(os.path.normpath(here / link))
+        if not target.exists():
+            LOG.warning("%s: there is no %s", source, link)  # MkDocs passes some of these in silence
+        if target not in pages and not target.is_relative_to(ROOT / "docs"):
+            return text  # a file of the repository that the site does not have
         in_site = pages.get(target) or os.path.relpath(target, ROOT / "docs")
-        return f"]({os.path.relpath(in_site, Path(source).parent)}{match[2]}"
+        return f"{mark}[{text}]({os.path.relpath(in_site, Path(source).parent)}{anchor})"
 
-    return re.sub(r"\]\((?!\w+:|#)([^)#\s]+)([)#])", site_link, markdown)
+    return re.sub(r"(!?)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)", site_link, markdown)
