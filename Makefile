@@ -58,7 +58,7 @@ reference: setup ## Write the pages of docs/ that are made from code: commands, 
 	touch $@
 
 docs: .venv-docs/.set-up ## Build the site of docs/ in build/site, and fail on a dead link (an environment of its own: .venv-docs)
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict --site-dir build/site
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --site-dir build/site
 
 clean: ## Remove builds and caches; .venv and runs/ stay
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache
