@@ -1,12 +1,15 @@
 """The generated pages of docs/ are current, and hold every command, view and public name."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 
 from entente.cli.commands import COMMANDS
 from entente.cli.reference import PAGES, commands_page, python_page, views_page
 from entente.cli.settings import FIRST_SETTINGS
+from entente.records.distil_target import DistilTarget
+from entente.records.rows import Decision, PlayedPhase
 from entente.settings.reference import FIRST_EIGHT
 from storage.run_sql import QUERIES
 from storage.run_views import COLUMNS, VIEWS
@@ -41,6 +44,9 @@ def test_every_view_and_ready_question_is_there_and_no_column_is_told_that_no_vi
         name for name in QUERIES if f"|`@{name}`|" not in page
     ] == []
     assert [name for name in COLUMNS if f"|`{name}`|" not in page] == []
+    files = page[page.index("## Columns of the files") :]
+    names = [each.name for row in (Decision, PlayedPhase, DistilTarget) for each in fields(row)]
+    assert len(names) > 50 and [name for name in names if f"|`{name}`|" not in files] == []
 
 
 def test_the_eight_settings_to_turn_first_are_among_those_of_the_help():

@@ -5,28 +5,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from entente.records.distil_target import DistilTarget
-from entente.records.rows import Decision, PlayedPhase
 from storage.arrow_files import SCHEMA_VERSION
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.storage.make_rows import make_decision, make_phase, make_shard_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data-format.md").read_text()
-
-
-@pytest.mark.parametrize(("mark", "row"), [("decisions", Decision), ("phases", PlayedPhase), ("distil_targets", DistilTarget)])
-def test_every_column_is_told_once(mark: str, row: type):
-    (inner,) = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- /{mark} -->", PAGE, re.DOTALL)
-    told = [name for line in inner.splitlines() for name in re.findall(r"`(\w+)`", line.split(" | ")[0])]
-    assert sorted(told) == sorted(each.name for each in fields(row))
 
 
 ARROW_ALONE, WITH_DUCKDB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -305,10 +305,3 @@ def test_a_ledger_says_what_its_rows_were_chosen_by(groups: RunPaths) -> None:
     asked = {"step": 6, "policy_version": 5, "start_groups": 3, "seed": 7, "max_policy_lag": 2, "max_uses": 2}
     assert json.loads(recorded.schema.metadata[b"selection"]) == asked | {"selection": FIRST}
     assert {b"select_batch.sql", b"duckdb"} <= recorded.schema.metadata.keys()
-
-
-def test_every_column_of_candidates_is_documented(paths: RunPaths) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data-format.md").read_text()
-    table = page.split("<!-- candidates -->")[1].split("<!--")[0]
-    names = open_index(paths).connection.sql("FROM candidates").columns
-    assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == names
