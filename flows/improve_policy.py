@@ -16,6 +16,7 @@ from prefect import flow
 
 from entente.evaluation.intervals import format_interval
 from entente.records.policy_version import BASE, PolicyVersion
+from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange
 from entente.rollouts.improve_rounds import (
     ImproveSettings,
@@ -188,12 +189,12 @@ async def _learn(
         resources.trainer.distil_targets_left, query
     ):
         step, groups = newest.version + 1, resources.rollouts.start_groups if improve.rollouts else 0
-        asked, reports = time.monotonic(), ()
+        reports: tuple[Figures, ...] = ()
         if groups and not repeats:
             group_range = GroupRange(step=step, first_group=(step - 1) * groups, count=groups)
             reports = (await roll_out_groups(quoted(resources), group_range),)
             await has_fresh_rows(resources)  # lists the folders: steps on targets alone leave gaps in the numbers
-        rolled = StepRollouts(reports=reports, waited=(asked, time.monotonic()), ready_share=float(not reports), queue={})
+        rolled = StepRollouts(reports=reports, ready_share=float(not reports), queue={})
         trained = await train_step(quoted(resources), step, groups, query)
         newest, metrics = trained.published, trained.metrics
         await resources.serve(newest)

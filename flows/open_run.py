@@ -8,6 +8,7 @@ name free. A resumed run continues from its files alone.
 import asyncio
 import hashlib
 import json
+import os
 import re
 import secrets
 import signal
@@ -141,6 +142,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
     engine_threads, trainer_threads = settings.threads
     if trains_alone:
         trainer_threads = settings.threads_if(overlap=False)[1]
+    fixed_threads = "OMP_NUM_THREADS" in os.environ  # the user's variables win
     apply_threads(engine_threads)
     paths = settings.paths
     async with AsyncExitStack() as stack:
@@ -211,6 +213,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone:
             engine=engine,
             tokens=tokens,
             trainer=trainer,
+            engine_threads=(engine_threads, engine_threads if fixed_threads else settings.threads_if(overlap=False)[0]),
             resume_point=resume_point,
             provenance=provenance,
             control=control,

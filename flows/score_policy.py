@@ -62,7 +62,7 @@ def due(settings: RunSettings, version: int) -> bool:
 
 async def score_version(resources: OpenRun, settings: RunSettings, version: int) -> dict[str, float]:
     """Score the served version during training. Returns `score/eval` metrics."""
-    with resources.spans.span("evaluate"):
+    with resources.spans.span("score"):
         score = await _score(resources, settings, track_label(version), POLICY, settings.evaluation.opponents[0], version)
     figures = {"score/eval": score.mean, "score/eval_version": float(version)}
     if score.estimate.interval is not None:
@@ -75,15 +75,16 @@ async def _score(resources: OpenRun, settings: RunSettings, label: str, player: 
     asked = (player, opponents, version, settings.evaluation.question)
     if known is not None and (known.player, known.opponents, known.policy_version, known.settings.question) == asked:
         return known.score
-    score = await evaluate_player(
-        label,
-        player,
-        opponents,
-        resources.cache.held_out,
-        settings.evaluation,
-        resources.host,
-        PolicyPlayer(resources.engine, resources.tokens) if player == POLICY else None,
-    )
+    async with resources.engine_alone():
+        score = await evaluate_player(
+            label,
+            player,
+            opponents,
+            resources.cache.held_out,
+            settings.evaluation,
+            resources.host,
+            PolicyPlayer(resources.engine, resources.tokens) if player == POLICY else None,
+        )
     record = ScoreRecord(
         label=label, player=player, opponents=opponents, policy_version=version, settings=settings.evaluation, score=score
     )

@@ -14,6 +14,7 @@ All state is in files, never in Prefect: with `resume` the same flow continues f
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from prefect import flow
@@ -80,7 +81,9 @@ async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog
     async with page, desk, open_queue(settings, resources) as queue:
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
         for step in range(first_step, settings.steps + 1):
-            rollouts = await queue.take(step)
+            # Before the first step nothing was played ahead, so this wait does not depend on measured time.
+            async with resources.engine_alone() if step == 1 else nullcontext():
+                rollouts = await queue.take(step)
             figures = await check_agreement(resources, queue, settings, step)
             if step == 1:
                 log.log(0, figures)

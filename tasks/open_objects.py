@@ -5,6 +5,8 @@ opened an object closes it.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from entente.records.policy_version import PolicyVersion, TrainedStep
@@ -19,12 +21,25 @@ class OpenRun(RolloutResources):
     max_policy_lag: int
     """The staleness budget, versions."""
     trainer: TrainerProcess
+    engine_threads: tuple[int, int]
+    """CPU threads of the engine beside the trainer, and alone."""
     resume_point: TrainedStep
     """State of the run at its opening."""
     control: ControlDesk | None = None
     """Publishes the served version to rollout processes on other machines; None without them."""
     gpus: GpuSampler | None = None
     """Reads this machine's GPUs; None without GPUs."""
+
+    @asynccontextmanager
+    async def engine_alone(self) -> AsyncIterator[None]:
+        """While the trainer is idle, let the engine use all cores. Threads change the order of summation, so where two runs of
+        one seed must be equal this may not depend on measured time."""
+        beside, alone = self.engine_threads
+        await self.host.run(self.engine.use_threads(alone))
+        try:
+            yield
+        finally:
+            await self.host.run(self.engine.use_threads(beside))
 
     async def serve(self, policy: PolicyVersion) -> None:
         """Publish `policy` to the engine and retire versions beyond the staleness budget. Requests in flight under a retired

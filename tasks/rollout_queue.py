@@ -12,7 +12,6 @@ the same position; a published one is never played again (`play.py`).
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
@@ -33,8 +32,6 @@ from tasks.open_objects import OpenRun
 class StepRollouts:
     reports: tuple[Figures, ...]
     """Figures of the tasks that ended since the previous step."""
-    waited: tuple[float, float]
-    """When the wait for the rollouts began and ended, monotonic seconds."""
     ready_share: float
     """Fraction of the step's own start groups that were ready at the request."""
     queue: dict[str, float]
@@ -89,11 +86,9 @@ class RolloutQueue:
 
     async def take(self, step: int) -> StepRollouts:
         """Wait until `step` can be trained; raises the error of a rollout task that failed after its retries."""
-        asked = time.monotonic()
         self._begin_steps(step)
         missing = sum(self._in_flight[task].count for task in self._own(step) if not task.done())
         expired = await self._collect(step)
-        waited = (asked, time.monotonic())
         await self._publish_held()
         reports, self._reports = tuple(self._reports), []
         queue = {
@@ -101,7 +96,7 @@ class RolloutQueue:
             "queue/ready": float(self._ready),
             "queue/expired": float(expired),
         }
-        return StepRollouts(reports=reports, waited=waited, ready_share=1 - missing / self._wanted, queue=queue)
+        return StepRollouts(reports=reports, ready_share=1 - missing / self._wanted, queue=queue)
 
     def play_ahead(self, step: int) -> None:
         self._begin_steps(min(step + self._depth, self._last_step), while_training=step)

@@ -95,7 +95,7 @@ async def check_mismatch(resources: OpenRun, begins: bool) -> dict[str, float]:
     Raises:
         TrainingError: the run `begins`, and they differ by more than the limit.
     """
-    with resources.spans.span("train"):
+    with resources.spans.span("compare"):
         return await asyncio.to_thread(resources.trainer.measure_mismatch, begins)
 
 

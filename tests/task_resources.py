@@ -20,6 +20,7 @@ def resources_of(run: Path, positions: list[Any], rollouts: RolloutSettings, **g
         "cache": StateCache(path=run.parent, settings=CacheSettings(), train=tuple(positions), held_out=()),
         "resume_point": TrainedStep(published=BASE, metrics={}),
         "max_policy_lag": 2,
+        "engine_threads": (1, 1),
         "provenance": {"run": run.name},
     }
     return OpenRun(paths=RunPaths(run).create(), rollouts=rollouts, **(nothing | parts | given))

@@ -60,6 +60,9 @@ class Engine(Protocol):
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache, if there is one and no request is in flight."""
 
+    async def use_threads(self, count: int) -> None:
+        """Compute with `count` CPU threads from now on, if the engine computes in this process."""
+
     async def stats(self) -> EngineStats: ...
 
     def events(self) -> dict[str, int]:

@@ -103,6 +103,9 @@ class TorchEngine(Engine):
             # Lanes that take turns change their order, and which requests share a pass depends on it.
             self._batchers.sort(key=lambda batcher: batcher.policy.version)
 
+    async def use_threads(self, count: int) -> None:
+        torch.set_num_threads(count)  # OpenMP keeps the number by thread, and the engine steps on this one
+
     async def stats(self) -> EngineStats:
         running = len(self._requests)
         return EngineStats(policy_version=self._newest, running=running, engine_steps=self._steps, **self._counts)

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3d85c6", "#e0852f", "#3c9f73", "#a06cc4", "#8b929c"
 TEAL, RED, YELLOW, BROWN = "#2f9fb3", "#d0605e", "#c9a227", "#9c6b4a"
+PINK, NAVY = "#d98cb3", "#4a5a8a"
 """Mid tones, visible on light and dark backgrounds and with colour blindness."""
 INK = "#010203"
 """Placeholder of the text colour, which `to_svg` replaces."""

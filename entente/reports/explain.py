@@ -104,6 +104,11 @@ def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], sett
         ],
         "save": ["Checkpoints and adapters are synced to disk each step: put the run's folder (runs_root) on a faster one."],
         "publish": ["The adapter is loaded by each vLLM server: check the disk that they read it from (runs_root)."],
+        "compare": [
+            "The comparison of trainer and engine is one forward pass of the newest rows, before the first step and every so "
+            "many steps: it weighs less in a longer run."
+        ],
+        "score": ["Scores take as long as their games: raise evaluation.every, or lower evaluation.positions."],
         "orchestration": ["Prefect's overhead is per step: play more start groups in a step (rollouts.start_groups)."],
     }[limit]
 

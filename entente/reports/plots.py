@@ -18,7 +18,9 @@ from entente.reports.drawing import (
     GREEN,
     GREY,
     INK,
+    NAVY,
     ORANGE,
+    PINK,
     PURPLE,
     RED,
     TEAL,
@@ -40,7 +42,7 @@ from storage.json_files import read_object
 from storage.league_files import LeagueStep
 
 CURVE = "curve.svg"
-_COLOURS = dict(zip(STAGES, (BLUE, TEAL, PURPLE, ORANGE, YELLOW, BROWN, RED, GREEN, GREY), strict=True))
+_COLOURS = dict(zip(STAGES, (BLUE, PINK, TEAL, PURPLE, ORANGE, YELLOW, BROWN, RED, GREEN, NAVY, GREY), strict=True))
 _LAGS = (("0", GREEN), ("1", BLUE), ("2", ORANGE), ("more", RED))
 Series = Sequence[tuple[str, str, Sequence[float] | np.ndarray]]
 """Name, colour, a value per step."""

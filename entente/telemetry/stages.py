@@ -1,11 +1,12 @@
 """Names of the stages of a training step, for the report, `runs explain` and `watch`.
 
-Stages do not overlap and add up to the step. Only the wait for rollouts counts, not rollouts during training."""
+Stages do not overlap and add up to the step. Of rollouts only the time counts in which nothing else was done."""
 
 from collections.abc import Mapping
 
 STAGES = {
     "rollouts": "waiting for rollouts",
+    "compare": "comparing trainer and engine",
     "select": "choosing and gathering rows",
     "plan": "planning what is shared",
     "forward": "forward passes",
@@ -13,6 +14,7 @@ STAGES = {
     "optimiser": "the loss and the optimiser",
     "save": "checkpoint and adapter",
     "publish": "a new version for the engine",
+    "score": "scoring a version",
     "orchestration": "Prefect, and handing over",
 }
 UPDATE = ("forward", "backward", "optimiser")
@@ -34,9 +36,11 @@ def trainer_stages_of(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 def stages_of(figures: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by stage, which add up to the step; the uncovered rest is orchestration."""
-    stages = {"rollouts": figures.get("time/rollout_wait_s", 0.0), **trainer_stages_of(figures)}
-    stages["publish"] = figures.get("time/publish_s", 0.0)
+    """Seconds by stage, which add up to the step; the rest is orchestration."""
+    rollouts, compare, publish, score = (
+        figures.get(f"time/{name}_s", 0.0) for name in ("rollout_wait", "compare", "publish", "score")
+    )
+    stages = {"rollouts": rollouts, "compare": compare, **trainer_stages_of(figures), "publish": publish, "score": score}
     # A step that was replayed after a kill has the trainer's earlier metrics, so limit each stage to the step's duration.
     left = figures.get("time/step_s", 0.0)
     for stage, seconds in stages.items():

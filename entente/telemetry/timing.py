@@ -30,6 +30,11 @@ class Spans:
         """Covered by at least one span called `name`."""
         return _union([(a, b) for known, a, b in self._all() if known == name], since, until)
 
+    def alone(self, name: str, since: float, until: float) -> float:
+        """Covered by spans called `name` and by no others."""
+        others = [(a, b) for known, a, b in self._all() if known != name]
+        return (until - since) - self.uncovered(since, until) - _union(others, since, until)
+
     def uncovered(self, since: float, until: float) -> float:
         return (until - since) - _union([(a, b) for _, a, b in self._all()], since, until)
 

@@ -1,6 +1,7 @@
 """What a run's scores are measured on."""
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,9 @@ def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positio
 
     monkeypatch.setattr(scores, "evaluate_player", measure)
     cache = StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions[:5]), held_out=tuple(positions[5:]))
-    resources: Any = SimpleNamespace(cache=cache, paths=RunPaths(tmp_path).create(), host=None, engine=None, tokens=None)
+    resources: Any = SimpleNamespace(
+        cache=cache, paths=RunPaths(tmp_path).create(), host=None, engine=None, tokens=None, engine_alone=nullcontext
+    )
     found = asyncio.run(who(resources, layered_settings("laptop")))
     assert found and measured == [cache.held_out] * len(found)
 
@@ -45,7 +48,13 @@ def test_a_version_between_is_scored_once_and_its_point_is_logged_again_after_a_
     monkeypatch.setattr(scores, "evaluate_player", measure)
     cache = SimpleNamespace(held_out=())
     resources: Any = SimpleNamespace(
-        cache=cache, paths=RunPaths(tmp_path).create(), host=None, engine=None, tokens=None, spans=Spans()
+        cache=cache,
+        paths=RunPaths(tmp_path).create(),
+        host=None,
+        engine=None,
+        tokens=None,
+        spans=Spans(),
+        engine_alone=nullcontext,
     )
     for _ in range(2):
         point = asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))

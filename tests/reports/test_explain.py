@@ -101,6 +101,7 @@ def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
         assert sum(found.parts.values()) == pytest.approx(figures["time/step_s"])
         assert found.parts["forward"] > 0 and found.parts["rollouts"] > 0
         assert found.parts["orchestration"] < 0.8 * found.seconds
+        assert found.parts["orchestration"] == pytest.approx(figures["time/orchestration_s"])
     assert workplace("runs", "explain", "2", "--run", "first").stdout.startswith("step 2: ")
     said = workplace("runs", "explain", "--run", "first").stdout
     assert "an hour" in said and all(part in said for part in STAGES)

@@ -12,15 +12,25 @@ from entente.telemetry.stages import STAGES, TRAINER_STAGES, stages_of, trainer_
 from tests.reports.conftest import facts
 
 STEP = {
-    "time/step_s": 10.0, "time/rollout_wait_s": 1.0, "time/publish_s": 0.5, "train/select_s": 0.25, "train/update_s": 6.0,
+    "time/step_s": 10.0, "time/rollout_wait_s": 1.0, "time/publish_s": 0.5, "time/compare_s": 0.125, "time/score_s": 0.25,
+    "train/select_s": 0.25, "train/update_s": 6.0,
     "train/plan_s": 0.5, "train/forward_s": 2.0, "train/backward_s": 3.0, "train/save_s": 0.75,
 }  # fmt: skip
 
 
 def test_they_add_up_to_the_step_also_where_a_figure_is_longer_than_it():
     assert stages_of(STEP) == pytest.approx(
-        {"rollouts": 1, "select": 0.25, "plan": 0.5, "forward": 2, "backward": 3, "optimiser": 0.5, "save": 0.75}
-        | {"publish": 0.5, "orchestration": 1.5}
+        {
+            "rollouts": 1,
+            "compare": 0.125,
+            "select": 0.25,
+            "plan": 0.5,
+            "forward": 2,
+            "backward": 3,
+            "optimiser": 0.5,
+            "save": 0.75,
+        }
+        | {"publish": 0.5, "score": 0.25, "orchestration": 1.125}
     )
     assert list(stages_of(STEP)) == list(STAGES) and tuple(trainer_stages_of(STEP)) == TRAINER_STAGES
     assert stages_of(STEP | {"time/rollout_wait_s": 99.0}) == {**dict.fromkeys(STAGES, 0.0), "rollouts": 10.0}

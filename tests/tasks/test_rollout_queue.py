@@ -93,7 +93,7 @@ def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
-    return run_in_virtual_time(run(), rollout_queue)
+    return run_in_virtual_time(run())
 
 
 async def take(rollouts: RolloutQueue, step: int) -> asyncio.Task[Any]:

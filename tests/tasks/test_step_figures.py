@@ -46,7 +46,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, 
         games=None,
     )
     resources.endpoints = EndpointPlayers((), Path("none"), EndpointSettings())
-    rolled = StepRollouts(reports=reports, waited=(0.0, 0.0), ready_share=1.0, queue={})
+    rolled = StepRollouts(reports=reports, ready_share=1.0, queue={})
     trained: Any = SimpleNamespace(metrics={})
     found = asyncio.run(StepClock(resources, NONE).end_step(rolled, trained))
     check(found)

@@ -63,6 +63,7 @@ def test_seconds_and_uncovered_agree_with_looking_at_every_second(drawn: list[tu
     for name in ("rollout", "train", "never"):
         assert spans.seconds(name, since, until) == sampled(drawn, since, until, name)
     assert spans.uncovered(since, until) == (until - since) - sampled(drawn, since, until)
+    assert spans.alone("train", since, until) == sampled(drawn, since, until) - sampled(drawn, since, until, "rollout")
 
 
 def test_forgetting_leaves_every_span_that_reaches_past_the_mark(clock: Clock):
