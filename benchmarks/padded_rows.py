@@ -3,13 +3,14 @@
 Shares no code with the packed forward and is several times slower. Only tests and benchmarks use it."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from entente.training.micro_batches import plan
+from entente.training.packed_attention import use_packed_attention
 from entente.training.policy import Policy
 from entente.training.thought_logprobs import head_logits
 from storage.gather import Batch
@@ -30,9 +31,22 @@ Logprobs = tuple[np.ndarray, Tensor]
 def differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget: int = 4096) -> tuple[float, float]:
     """Difference between packed micro-batches and padded rows, in a weighted mean of log-probabilities: absolute, nats per
     branching token; and relative error of its gradient. Token weights differ, because equal ones would hide swapped tokens."""
-    micro_batches = plan(batch, rows, token_budget)
-    packed = ((micro.completion_index, policy.masked_logprobs(micro)["chosen"]) for micro in micro_batches)
-    return _difference(policy, packed, padded_logprobs(policy, batch, rows))
+    return _difference(policy, _packed_logprobs(policy, batch, rows, token_budget), padded_logprobs(policy, batch, rows))
+
+
+def flex_differences(policy: Policy, batch: Batch, rows: Sequence[int], token_budget: int) -> tuple[float, float]:
+    """As `differences`, of packed rows with flex_attention from those with ranges, which the policy has afterwards."""
+
+    def with_attention(kind: Literal["ranges", "flex"]) -> Iterator[Logprobs]:
+        use_packed_attention(policy.model.config, kind)
+        yield from _packed_logprobs(policy, batch, rows, token_budget)
+
+    return _difference(policy, with_attention("flex"), with_attention("ranges"))
+
+
+def _packed_logprobs(policy: Policy, batch: Batch, rows: Sequence[int], token_budget: int) -> Iterator[Logprobs]:
+    for micro in plan(batch, rows, token_budget):
+        yield micro.completion_index, policy.masked_logprobs(micro)["chosen"]
 
 
 def tolerances(policy: Policy, batch: Batch, rows: Sequence[int]) -> tuple[float, float]:

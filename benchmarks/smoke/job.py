@@ -59,6 +59,7 @@ STAGES = (
     ),
     Stage(name="engine", module="engine", limit_s=3600, advice="inference.engine = 'torch'"),
     Stage(name="legal-mask", module="engine", advice="inference.engine = 'torch'"),
+    Stage(name="attention", module="trainer", advice="training.attention = 'ranges', the default"),
     Stage(name="training-step", module="trainer", advice="training.gradient_checkpointing = true"),
     Stage(
         name="steps",

@@ -29,7 +29,7 @@ class Advice(NamedTuple):
 def recommend(device: Device, figures: Mapping[str, Figures]) -> list[Advice]:
     """Settings for this device. `figures`: by stage, of the stages that passed; the others yield no settings."""
     none: Figures = {}
-    card, engine, step = (figures.get(name, none) for name in ("card", "engine", "training-step"))
+    card, engine, attention, step = (figures.get(name, none) for name in ("card", "engine", "attention", "training-step"))
     advice = []
     if device == "cuda":
         advice += [Advice(f"{section}.dtype", "bfloat16", "the dtype of every stage") for section in ("inference", "training")]
@@ -40,6 +40,9 @@ def recommend(device: Device, figures: Mapping[str, Figures]) -> list[Advice]:
         most = smallest_near_best(rates)
         reason = f"{rates[most]:.0f} decisions/s, of at most {max(rates.values()):.0f}"
         advice.append(Advice("inference.max_sequences", most, reason))
+    if takes_flex(attention):
+        reason = f"a step takes {attention['flex_s']:.2f} s, with ranges {attention['ranges_s']:.2f} s"
+        advice.append(Advice("training.attention", "flex", reason))
     if step.get("recompute"):
         advice.append(Advice("training.gradient_checkpointing", True, "without it no step fitted into memory"))
     if budgets := _numbered(step, "tokens_per_s."):
@@ -47,6 +50,11 @@ def recommend(device: Device, figures: Mapping[str, Figures]) -> list[Advice]:
         reason = f"{budgets[budget]:,.0f} unique tokens/s, of at most {max(budgets.values()):,.0f}"
         advice.append(Advice("training.token_budget", budget, reason))
     return advice
+
+
+def takes_flex(attention: Figures) -> bool:
+    """Whether flex_attention has the gradient of the ranges, and is faster by more than two measurements differ."""
+    return attention.get("agrees", 0.0) == 1.0 and attention["flex_s"] < NEAR * attention["ranges_s"]
 
 
 def base_preset(names: Collection[str], card: Figures, device: Device) -> str:

@@ -11,10 +11,10 @@ import psutil
 import torch
 
 from benchmarks.entente_run import run_entente
-from benchmarks.padded_rows import differences, tolerances
+from benchmarks.padded_rows import differences, flex_differences, tolerances
 from benchmarks.smoke.engine_stages import RANK, TINY, model_folder
 from benchmarks.smoke.job import Job, StageFailed, StagePass, figures_so_far
-from benchmarks.smoke.recommend import as_toml, base_preset, recommend
+from benchmarks.smoke.recommend import as_toml, base_preset, recommend, takes_flex
 from benchmarks.trainer_arms import Steps
 from benchmarks.trainer_cases import Case, made_up_batch
 from entente.decoding.model_files import read_config
@@ -25,6 +25,7 @@ from entente.settings.layers import preset_names
 from entente.telemetry.cards import check_visible, driver_problem, torch_cuda, visible_cards
 from entente.telemetry.machine import usable_cores
 from entente.training.micro_batches import plan
+from entente.training.packed_attention import use_packed_attention
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from storage.gather import Batch
@@ -81,6 +82,35 @@ def card(job: Job) -> StagePass:
     )
 
 
+def attention(job: Job) -> StagePass:
+    """Gradient and time of flex_attention beside those of the ranges."""
+    if job.device == "cpu":
+        return StagePass(sentence="packed rows attend by ranges, because flex_attention has no gradient on a CPU")
+    try:
+        return compare_attentions(job, recompute=False)
+    except torch.OutOfMemoryError:
+        return compare_attentions(job, recompute=True)
+
+
+def compare_attentions(job: Job, *, recompute: bool) -> StagePass:
+    step, policy, batch = made_up_step(job, recompute=recompute)
+    budget, config = BUDGETS[job.device][0], policy.model.config
+    loss, gradient = flex_differences(policy, batch, range(len(batch.prompt_lens)), budget)
+    loss_allowed, gradient_allowed = tolerances(policy, batch, few_rows(batch))
+    seconds = dict[str, float]()
+    for kind in ("ranges", "flex"):
+        use_packed_attention(config, kind)
+        seconds[f"{kind}_s"], _ = measured(lambda: step(budget), policy.device)
+    agrees = loss <= loss_allowed and gradient <= gradient_allowed
+    figures = {"agrees": float(agrees), "loss_difference": loss, "gradient_difference": gradient, **seconds}
+    return StagePass(
+        sentence=f"flex_attention {'agrees with' if agrees else 'DIFFERS from'} the ranges, the gradient by {gradient:.2g} "
+        f"({gradient_allowed:.2g} allowed); a step takes {seconds['flex_s']:.2f} s with it, {seconds['ranges_s']:.2f} s with "
+        f"ranges: a run takes {'flex' if takes_flex(figures) else 'ranges'}",
+        figures=figures,
+    )
+
+
 def training_step(job: Job) -> StagePass:
     """Time and memory of a step by token budget; recomputes if none fits without. Fails if packed and padded rows differ."""
     figures, misfit = try_budgets(job, recompute=False)
@@ -116,8 +146,7 @@ def try_budgets(job: Job, *, recompute: bool) -> tuple[dict[str, float], str]:
 
 
 def compare_with_padded(policy: Policy, batch: Batch) -> None:
-    """Compare packed and padded rows: the first three, which share a prompt, and the last, which does not."""
-    rows = [0, 1, 2, len(batch.prompt_lens) - 1]
+    rows = few_rows(batch)
     loss, gradient = differences(policy, batch, rows)
     loss_allowed, gradient_allowed = tolerances(policy, batch, rows)
     if not (loss <= loss_allowed and gradient <= gradient_allowed):
@@ -128,9 +157,15 @@ def compare_with_padded(policy: Policy, batch: Batch) -> None:
         )
 
 
+def few_rows(batch: Batch) -> list[int]:
+    """For padded rows: the first three, which share a prompt, and the last, which does not."""
+    return [0, 1, 2, len(batch.prompt_lens) - 1]
+
+
 def made_up_step(job: Job, *, recompute: bool) -> tuple[Any, Policy, Batch]:
     gc.collect()  # an earlier policy
-    settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype)
+    flex = takes_flex(figures_so_far(job).get("attention", {}))
+    settings = TrainingSettings(lora_rank=RANK, device=job.device, dtype=job.dtype, attention="flex" if flex else "ranges")
     model = model_folder(job)
     policy = Policy(model, settings)
     steps, batch = Steps(policy, settings), made_up_batch(CASES[job.device], vocabulary=int(read_config(model)["vocab_size"]))

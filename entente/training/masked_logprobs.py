@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from entente.training.flex_attention import FlexAttention
 from entente.training.micro_batches import MicroBatch, probed
-from entente.training.packed_attention import RangeAttention, packed_attention_arguments
+from entente.training.packed_attention import RangeAttention, packed_attention_arguments, to_device, uses_flex
 from entente.training.thought_logprobs import chunk_rows, head_logits, thought_figures
 
 TokenFigures = dict[str, Tensor]
@@ -96,14 +97,18 @@ def _pick(hidden: Tensor, which: np.ndarray) -> Tensor:
 def packed_hidden(causal: Any, micro: MicroBatch) -> Tensor:
     """[H, width] at `micro.hidden_at`."""
     device = causal.lm_head.weight.device
-    attention = RangeAttention(micro, device)
+    if uses_flex(causal.config):
+        attention = packed_attention_arguments(FlexAttention(micro, device), device)
+    else:
+        ranges = RangeAttention(micro, device)
+        attention = packed_attention_arguments(ranges, device, ranges.only(micro.hidden_at))
     at = to_device(micro.hidden_at, device)
     with _last_products_at(causal, at, micro.tokens):
         hidden = causal.model(
             input_ids=to_device(micro.input_ids, device)[None],
             position_ids=to_device(micro.positions, device)[None],
             use_cache=False,
-            **packed_attention_arguments(causal.config, attention, device, attention.only(micro.hidden_at)),
+            **attention,
         ).last_hidden_state
     return hidden[0].index_select(0, at)
 
@@ -141,12 +146,6 @@ def legal_logits(head: torch.nn.Linear, hidden: Tensor, micro: MicroBatch) -> Te
     logits = head_logits(hidden, head.weight.index_select(0, ids), bias)
     at = to_device(micro.token_hidden[~micro.in_thought], device)[:, None] * len(ids) + to_device(micro.legal_columns, device)
     return logits.flatten().index_select(0, at.flatten()).view(at.shape)
-
-
-def to_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Asynchronous to a GPU."""
-    tensor = torch.from_numpy(values)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _legal_mass(head: Any, hidden: Tensor, legal: Tensor, micro: MicroBatch) -> Tensor:

@@ -2,13 +2,15 @@
 
 Token q sees token k exactly if k <= q < leave[k] (`micro_batches.py`), so a range sees, before itself, only ancestors of its
 first token. The forest is split into ranges of lowest estimated cost; each is one call of torch's fused attention over gathered
-keys. A sliding window bounds the distance of positions. Registered in transformers' attention registry; models are not modified.
+keys. A sliding window bounds the distance of positions. `flex_attention.py` is the other attention, for a GPU alone. Both are
+registered in transformers' attention registry; models are not modified.
 """
 
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +21,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from entente.training.micro_batches import MicroBatch
 
-_NAME = "entente_packed"
+PackedAttention = Callable[[Tensor, Tensor, Tensor, float, int | None], Tensor]
+"""query [1, heads, T, width], key and value [1, key heads, T, width], scale, window -> [1, T, heads, width].
+
+`window`: positions that a token sees, its own included; None: all of its ancestors."""
+_NAMES = {"ranges": "entente_ranges", "flex": "entente_flex"}
 _CHUNK = 128
 """Tokens between possible splits of a segment. Shorter ranges compute fewer masked query-key pairs."""
 _KEY_COST = 4
@@ -41,8 +47,8 @@ _CALL_COSTS = {"cpu": _CallCost(2000, 1024), "cuda": _CallCost(1_000_000, 2048)}
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Any]:
-    packed: RangeAttention | None = options.pop("packed_attention", None)
-    in_last_layer: RangeAttention | None = options.pop("attention_in_last_layer", None)
+    packed: PackedAttention | None = options.pop("packed_attention", None)
+    in_last_layer: PackedAttention | None = options.pop("attention_in_last_layer", None)
     if in_last_layer is not None and module.layer_idx == module.config.num_hidden_layers - 1:
         packed = in_last_layer
     if packed is None:
@@ -50,27 +56,40 @@ def _attend(
     return packed(query, key, value, options["scaling"], options.get("sliding_window")), None
 
 
-AttentionInterface.register(_NAME, _attend)
-AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+for _name in _NAMES.values():
+    AttentionInterface.register(_name, _attend)
+    AttentionMaskInterface.register(_name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-def use_packed_attention(config: Any) -> None:
-    """Permanent: recomputed layers must use the same attention in the backward, and compiled layers are compiled for one name."""
-    config._attn_implementation = _NAME
+def use_packed_attention(config: Any, kind: Literal["ranges", "flex"]) -> None:
+    """Permanent: recomputed layers must use the same attention in the backward."""
+    config._attn_implementation = _NAMES[kind]
     # torch 2.11 and later prefer cuDNN's attention on Hopper. It builds a plan for each new shape, 0.2 s on an H200, and nearly
     # each range has a shape of its own.
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
+def uses_flex(config: Any) -> bool:
+    """A model without a chosen attention gets ranges."""
+    if config._attn_implementation not in _NAMES.values():
+        use_packed_attention(config, "ranges")
+    return config._attn_implementation == _NAMES["flex"]
+
+
 def packed_attention_arguments(
-    config: Any, attention: "RangeAttention", device: torch.device, in_last_layer: "RangeAttention | None" = None
+    attention: PackedAttention, device: torch.device, in_last_layer: PackedAttention | None = None
 ) -> dict[str, Any]:
     """Arguments of one forward that use `attention`, and `in_last_layer` in the last layer."""
-    use_packed_attention(config)
     # transformers passes a 4-dimensional mask on unchanged. With a 2-dimensional one packed decisions would see each other, and
     # without a mask transformers would try to detect packing itself.
     mask = torch.empty((1, 1, 1, 0), device=device)
     return {"packed_attention": attention, "attention_in_last_layer": in_last_layer, "attention_mask": mask}
+
+
+def to_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """Asynchronous to a GPU."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,72 +97,65 @@ class _Range:
     begin: int
     end: int
     """Rows in the queries, end exclusive."""
-    tokens: np.ndarray
-    """int64 [end - begin]."""
+    tokens: Tensor
+    """int64 [end - begin]: the token of each row."""
     keys: Tensor
     """int64 [keys]: ancestors of the first token, then the range."""
-    sees: np.ndarray
-    """bool [end - begin, keys]."""
-
-    def only(self, wanted: np.ndarray) -> "_Range":
-        """`wanted`: int64 [W], ascending; rows become indices into it."""
-        begin, end = (int(place) for place in np.searchsorted(wanted, (self.tokens[0], self.tokens[-1] + 1)))
-        rows = np.searchsorted(self.tokens, wanted[begin:end])
-        return _Range(begin=begin, end=end, tokens=self.tokens[rows], keys=self.keys, sees=self.sees[rows])
 
 
 class RangeAttention:
-    """Torch's fused attention, one call per range. Heads that share a key head become rows of the same call.
+    """Torch's fused attention, one call per range: a `PackedAttention`. Heads that share a key head become rows of the same call.
 
-    Queries are [key heads, T, heads / key heads, width], so that the rows of a range are a view."""
+    Queries are [key heads, T, heads / key heads, width], so that the rows of a range are a view. The device computes the masks
+    from `leaves`: as many pairs as the attention, and the host would need longer for them than for all else that it does."""
 
     def __init__(self, micro: MicroBatch, device: torch.device) -> None:
-        self._device, self._ranges = device, _ranges(micro, device)
-        self._wanted: np.ndarray | None = None
-        self._positions = micro.positions
+        leaves, bounds = micro.leaves, _split(micro, _CALL_COSTS["cpu" if device.type == "cpu" else "cuda"])
+        keys = [np.append(np.flatnonzero(leaves[:begin] > begin), np.arange(begin, end)) for begin, end in bounds]
+        self._leaves, self._positions = to_device(leaves, device), to_device(micro.positions, device)
+        tokens, on_device = torch.arange(micro.tokens, device=device), to_device(np.concatenate(keys), device)
+        parts = zip(bounds, on_device.split([len(each) for each in keys]), strict=True)
+        self._ranges = [_Range(begin, end, tokens[begin:end], seen) for (begin, end), seen in parts]
+        self._wanted: Tensor | None = None
         self._deepest = int(micro.positions.max())
         self._masks: dict[tuple[int, torch.dtype, int | None], list[Tensor]] = {}
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
-        """query [1, heads, T, width], key and value [1, key heads, T, width] -> [1, T, heads, width].
-
-        `window`: positions that a token sees, its own included; None: all of its ancestors."""
         shared_by = query.shape[1] // key.shape[1]
         window = None if window is None or window > self._deepest else window
         masks = self._masks.get((shared_by, query.dtype, window))
         if masks is None:
-            sees = (torch.from_numpy(self._sees(part, window)).to(self._device) for part in self._ranges)
-            masks = [_additive(each, shared_by, query.dtype) for each in sees]
+            masks = [self._additive(part, shared_by, query.dtype, window) for part in self._ranges]
             self._masks[shared_by, query.dtype, window] = masks
         rows = query[0].unflatten(0, (key.shape[1], shared_by)).transpose(1, 2)
-        seen, ranges = torch.stack((key[0], value[0])), _CpuRanges if self._device.type == "cpu" else _Ranges
+        seen, ranges = torch.stack((key[0], value[0])), _CpuRanges if query.device.type == "cpu" else _Ranges
         if self._wanted is None:
             attended: Any = ranges.apply(rows, seen, self._ranges, masks, scale)
         else:
-            at = torch.from_numpy(self._wanted).to(self._device)
-            of_wanted: Any = ranges.apply(rows.index_select(1, at), seen, self._ranges, masks, scale)
-            attended = torch.zeros_like(rows).index_copy(1, at, of_wanted)
+            of_wanted: Any = ranges.apply(rows.index_select(1, self._wanted), seen, self._ranges, masks, scale)
+            attended = torch.zeros_like(rows).index_copy(1, self._wanted, of_wanted)
         return attended.permute(1, 0, 2, 3).flatten(1, 2)[None]
 
     def only(self, wanted: np.ndarray) -> "RangeAttention":
         """Only for the `wanted` tokens, int64 [W], ascending; the others get 0."""
         narrowed = copy(self)
-        narrowed._wanted, narrowed._masks = wanted, {}
-        narrowed._ranges = [part for each in self._ranges if (part := each.only(wanted)).begin < part.end]
+        narrowed._wanted, narrowed._masks = to_device(wanted, self._leaves.device), {}
+        ends = np.searchsorted(wanted, [part.end for part in self._ranges]).tolist()
+        narrowed._ranges = [
+            replace(part, begin=begin, end=end, tokens=narrowed._wanted[begin:end])
+            for part, (begin, end) in zip(self._ranges, pairwise([0, *ends]), strict=True)
+            if begin < end
+        ]
         return narrowed
 
-    def _sees(self, part: _Range, window: int | None) -> np.ndarray:
-        """bool [tokens of the range, keys]. Keys outside every window are computed and masked."""
-        if window is None:
-            return part.sees
-        distance = self._positions[part.tokens, None] - self._positions[None, part.keys.cpu().numpy()]
-        return part.sees & (distance < window)
-
-
-def _additive(sees: Tensor, shared_by: int, dtype: torch.dtype) -> Tensor:
-    """[tokens * shared_by, keys]: 0 where a token sees a key, else -inf."""
-    mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf"))
-    return mask.repeat_interleave(shared_by, 0)
+    def _additive(self, part: _Range, shared_by: int, dtype: torch.dtype, window: int | None) -> Tensor:
+        """[rows * shared_by, keys]: 0 where a token sees a key, else -inf. Keys outside every window are computed and masked."""
+        token = part.tokens[:, None]
+        sees = (part.keys <= token) & (token < self._leaves[part.keys])
+        if window is not None:
+            sees &= self._positions[token] - self._positions[part.keys] < window
+        mask = torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, float("-inf"))
+        return mask.repeat_interleave(shared_by, 0)
 
 
 class _Ranges(torch.autograd.Function):
@@ -232,13 +244,11 @@ def _rows(values: Tensor, part: _Range) -> Tensor:
     return values[:, part.begin : part.end].flatten(1, 2)[None]
 
 
-def _ranges(micro: MicroBatch, device: torch.device) -> list[_Range]:
+def _split(micro: MicroBatch, call: _CallCost) -> list[tuple[int, int]]:
     """Ranges of lowest total cost, by dynamic programming; they begin at a segment's start or every _CHUNK tokens after it."""
-    total, leaves = len(micro.input_ids), micro.leaves
     chunks = [np.arange(low, high, _CHUNK) for low, high in zip(micro.segment_starts[:-1], micro.segment_starts[1:], strict=True)]
-    cuts = np.append(np.concatenate(chunks), total)
+    cuts = np.append(np.concatenate(chunks), micro.tokens)
     depth = micro.positions[cuts[:-1]]
-    call = _CALL_COSTS["cpu" if device.type == "cpu" else "cuda"]
     best, origin = np.zeros(len(cuts)), np.zeros(len(cuts), np.int64)
     for end in range(1, len(cuts)):
         first = min(int(np.searchsorted(cuts, cuts[end] - call.longest)), end - 1)
@@ -249,18 +259,4 @@ def _ranges(micro: MicroBatch, device: torch.device) -> list[_Range]:
     bounds = [len(cuts) - 1]
     while bounds[-1]:
         bounds.append(int(origin[bounds[-1]]))
-    places = [int(cuts[bound]) for bound in reversed(bounds)]
-    return [_range(leaves, begin, end, device) for begin, end in pairwise(places)]
-
-
-def _range(leaves: np.ndarray, begin: int, end: int, device: torch.device) -> _Range:
-    above = np.flatnonzero(leaves[:begin] > begin)
-    keys = np.concatenate([above, np.arange(begin, end)])
-    place = np.arange(begin, end)[:, None]
-    return _Range(
-        begin=begin,
-        end=end,
-        tokens=np.arange(begin, end),
-        keys=torch.from_numpy(keys).to(device),
-        sees=(keys[None, :] <= place) & (place < leaves[keys][None, :]),
-    )
+    return list(pairwise(int(cuts[bound]) for bound in reversed(bounds)))

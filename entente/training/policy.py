@@ -28,6 +28,7 @@ from entente.telemetry.errors import DataError, InputError
 from entente.training.fused_layers import fuse_layers
 from entente.training.masked_logprobs import Reference, TokenFigures, masked_logprobs, reference_of
 from entente.training.micro_batches import MicroBatch
+from entente.training.packed_attention import use_packed_attention
 from entente.training.settings import CARD_SHARE, TrainingSettings
 from storage.gather import Batch
 
@@ -56,9 +57,15 @@ class Policy:
             fsdp: shard the base over the default group.
 
         Raises:
-            InputError: no GPU for 'cuda', an unknown family, or blocks without the layers of `training.lora_targets`.
+            InputError: no GPU for 'cuda' or for 'flex', an unknown family, or blocks without the layers of
+                `training.lora_targets`.
         """
         self.device = choose_device(settings.device)
+        if settings.attention == "flex" and self.device.type == "cpu":
+            raise InputError(
+                "training.attention is 'flex', which has a gradient on a GPU only, and the trainer computes on the CPU: set "
+                "training.attention to 'ranges'"
+            )
         leave_room(self.device)
         self._settings = settings
         # All generators whose state a checkpoint holds, so that equal steps give equal checkpoints.
@@ -80,6 +87,7 @@ class Policy:
         )
         self.model: PeftModel = get_peft_model(base, config, autocast_adapter_dtype=True)  # type: ignore[assignment]
         fuse_layers(self.model)
+        use_packed_attention(self.model.config, settings.attention)
         if fsdp:
             self._split_base()
         self.model.to(self.device)

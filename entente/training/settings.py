@@ -105,6 +105,9 @@ class TrainingSettings(Settings):
     """Unique tokens of a micro-batch; 0: 4,096 on a CPU, and what fits on a GPU, at most 8,192; halved while memory runs out."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward instead of keeping them: a third more work, and far less memory."""
+    attention: Literal["ranges", "flex"] = "ranges"
+    """Attention over the packed rows: ranges, several calls of torch's fused kernel a layer; flex, one call of flex_attention, on
+    a GPU only. `entente smoke` compares the two on a card and recommends one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the frozen base; the adapter is always float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -149,7 +152,7 @@ class TrainingSettings(Settings):
         return FINAL_SHARE + (1 - FINAL_SHARE) * left
 
 
-LAST_BITS = frozenset({"token_budget", "gradient_checkpointing"})
+LAST_BITS = frozenset({"token_budget", "gradient_checkpointing", "attention"})
 """Settings that change only rounding. The hash excludes them and the settings that a resumed run may change."""
 
 

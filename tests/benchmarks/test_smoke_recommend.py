@@ -49,6 +49,9 @@ def test_a_whole_test_of_a_card_gives_a_setting_for_every_question():
         pytest.param(
             {"card": {"total_bytes": 24.0 * GIB}}, {"inference.gpu_memory_utilization": 0.2}, id="a trainer that fills it"
         ),
+        pytest.param(
+            {"attention": {"agrees": 1.0, "flex_s": 0.8, "ranges_s": 1.0}}, {"training.attention": "flex"}, id="flex is faster"
+        ),
     ],
 )
 def test_a_setting_follows_its_stage(changed: dict[str, Any], expected: dict[str, object]):
@@ -59,6 +62,18 @@ def test_a_setting_follows_its_stage(changed: dict[str, Any], expected: dict[str
 def test_a_stage_that_did_not_pass_says_nothing_and_a_cpu_has_no_share():
     assert set(recommend("cpu", {})) == set()
     assert set(values("cpu")) == {"inference.max_sequences", "training.token_budget"}
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        pytest.param({}, id="not compared"),
+        pytest.param({"agrees": 0.0, "flex_s": 0.1, "ranges_s": 1.0}, id="another gradient"),
+        pytest.param({"agrees": 1.0, "flex_s": 0.96, "ranges_s": 1.0}, id="no faster than two measurements differ"),
+    ],
+)
+def test_ranges_stay_until_a_card_has_shown_an_equal_gradient_in_less_time(attention: dict[str, float]):
+    assert "training.attention" not in values(attention=attention)
 
 
 def test_of_nearly_equal_rates_the_smallest_value_is_taken():

@@ -11,11 +11,13 @@ import torch
 from benchmarks.smoke import trainer_stages
 from benchmarks.smoke.engine_stages import check_sampled, make_requests, rate, reference_logprobs, sample
 from benchmarks.smoke.job import Job, StageFailed
-from benchmarks.smoke.trainer_stages import try_budgets
+from benchmarks.smoke.trainer_stages import attention, compare_attentions, try_budgets
 from benchmarks.trainer_cases import Case
 from entente.inference.uniform_engine import UniformEngine
 from entente.telemetry.errors import TrainingError
+from entente.training import masked_logprobs
 from entente.training.micro_batches import MicroBatch
+from entente.training.packed_attention import RangeAttention
 from entente.training.policy import Policy
 
 
@@ -83,3 +85,22 @@ def test_a_budget_that_a_run_would_halve_is_named_and_smaller_ones_are_measured(
     figures, misfit = try_budgets(job, recompute=False)
     assert figures["tokens_per_s.512"] > 0 and "tokens_per_s.1024" not in figures
     assert misfit == "a budget of 1024 tokens does not fit without recomputation"
+
+
+class _HalfGradientOfKeys(RangeAttention):
+    def __call__(self, query: Any, key: Any, *rest: Any) -> Any:
+        return super().__call__(query, (key + key.detach()) / 2, *rest)
+
+
+@pytest.mark.parametrize(("kind", "agrees"), [(RangeAttention, 1.0), (_HalfGradientOfKeys, 0.0)], ids=["equal", "wrong"])
+def test_a_wrong_gradient_of_flex_attention_is_seen(job: Job, monkeypatch: pytest.MonkeyPatch, kind: type, agrees: float):
+    """Ranges in its place, because flex_attention itself has no gradient here."""
+    monkeypatch.setattr(trainer_stages, "CASES", {"cpu": Case(positions=2, forks=3, own=30)})
+    monkeypatch.setattr(masked_logprobs, "FlexAttention", kind)
+    passed = compare_attentions(job, recompute=False)
+    assert passed.figures["agrees"] == agrees and passed.figures["flex_s"] > 0 < passed.figures["ranges_s"]
+    assert ("DIFFERS" in passed.sentence) == (not agrees)
+
+
+def test_on_a_cpu_there_is_nothing_to_compare(job: Job):
+    assert attention(job).figures == {}

@@ -189,10 +189,10 @@ def test_every_attention_is_that_of_the_mask(window: int | None):
 def test_a_card_gets_fewer_and_longer_ranges_and_no_attention_that_is_built_for_each_shape():
     batch = three_levels(positions=12, powers=7, forks=8)
     (micro,) = plan(batch, range(len(batch.returns)), 8192)
-    short, long = (packed_attention._ranges(micro, CPU), packed_attention._ranges(micro, torch.device("meta")))
-    assert len(long) < len(short) / 4 and long[-1].end == short[-1].end == micro.tokens
+    short, long = (packed_attention._split(micro, packed_attention._CALL_COSTS[device]) for device in ("cpu", "cuda"))
+    assert len(long) < len(short) / 4 and long[-1][1] == short[-1][1] == micro.tokens
     torch.backends.cuda.enable_cudnn_sdp(True)
-    packed_attention.use_packed_attention(base().config)
+    packed_attention.use_packed_attention(base().config, "ranges")
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
