@@ -19,11 +19,14 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from entente.records.distil_target import DistilTarget
+from entente.records.label import Label
 from entente.records.rows import Decision, PlayedPhase
 from entente.telemetry.errors import DataError
 from storage.files import publish_once
 
 SCHEMA_VERSION = 8
+LABEL_SCHEMA_VERSION = 1
+"""Of label files alone: labels cost CPU hours, and other rows change more often."""
 COMPONENTS = (  # reward components of every row
     "centres_gained",
     "sos_share",
@@ -48,14 +51,17 @@ def _schema_of(row_type: type) -> pa.Schema:
 DECISION_SCHEMA = _schema_of(Decision)
 PHASE_SCHEMA = _schema_of(PlayedPhase)
 DISTIL_TARGET_SCHEMA = _schema_of(DistilTarget)
-_SCHEMAS = {Decision: DECISION_SCHEMA, PlayedPhase: PHASE_SCHEMA, DistilTarget: DISTIL_TARGET_SCHEMA}
-_WITH_CHECKSUMS = (DECISION_SCHEMA, DISTIL_TARGET_SCHEMA)
+LABEL_SCHEMA = _schema_of(Label)
+_SCHEMAS = {Decision: DECISION_SCHEMA, PlayedPhase: PHASE_SCHEMA, DistilTarget: DISTIL_TARGET_SCHEMA, Label: LABEL_SCHEMA}
+_WITH_CHECKSUMS = (DECISION_SCHEMA, DISTIL_TARGET_SCHEMA, LABEL_SCHEMA)
 """Schemas whose rows have the column `checksum`, and whose files record their own name."""
 _Sums = npt.NDArray[np.uint32]
 _CURE = "remove the file, or restore it from a copy."
 
 
-def to_table(rows: Sequence[Decision] | Sequence[PlayedPhase] | Sequence[DistilTarget], row_type: type = Decision) -> pa.Table:
+def to_table(
+    rows: Sequence[Decision] | Sequence[PlayedPhase] | Sequence[DistilTarget] | Sequence[Label], row_type: type = Decision
+) -> pa.Table:
     """Rows as a one-chunk table with checksums."""
     schema = _SCHEMAS[row_type]
     table = pa.table({field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema}, schema)
@@ -110,7 +116,7 @@ def write_arrow(table: pa.Table, final: Path, metadata: Mapping[str, str], crc: 
     """Add the checksums to the metadata and publish the table; False, without a change, if `final` exists. `crc` is its
     `content_crc`, if known."""
     crc = content_crc(table) if crc is None else crc
-    sealed = {**metadata, "schema_version": str(SCHEMA_VERSION), "content_crc32": str(crc)}
+    sealed = {**metadata, "schema_version": str(_version_of(table.schema)), "content_crc32": str(crc)}
     sealed["metadata_crc32"] = str(_metadata_crc(sealed))
     schema = table.schema.with_metadata(sealed)
     batch = pa.RecordBatch.from_arrays([as_array(column) for column in table.columns], schema=schema)
@@ -141,9 +147,10 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
         metadata = metadata_of(table)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"{path} is not a complete Arrow file ({' '.join(str(error).split())}); {cure}") from error
-    _check_metadata(path, metadata, cure)
+    version = _version_of(table.schema if schema is None else schema)
+    _check_metadata(path, metadata, cure, version)
     if schema is not None and not table.schema.equals(schema):
-        raise DataError(f"{path} does not have the columns of schema version {SCHEMA_VERSION}; {cure}")
+        raise DataError(f"{path} does not have the columns of schema version {version}; {cure}")
     sums = row_checksums(table)
     if int(metadata["content_crc32"]) != content_crc(table, sums):
         raise DataError(f"{path} has damaged rows: their checksum is wrong; {cure}")
@@ -183,12 +190,14 @@ def _metadata_crc(metadata: Mapping[str, str]) -> int:
     return zlib.crc32("\0".join(entries).encode())
 
 
-def _check_metadata(path: Path, metadata: Mapping[str, str], cure: str = _CURE) -> None:
+def _version_of(schema: pa.Schema) -> int:
+    return LABEL_SCHEMA_VERSION if schema.equals(LABEL_SCHEMA) else SCHEMA_VERSION
+
+
+def _check_metadata(path: Path, metadata: Mapping[str, str], cure: str = _CURE, reads: int = SCHEMA_VERSION) -> None:
     version = metadata.get("schema_version", "none")
-    if version != str(SCHEMA_VERSION):
-        raise DataError(
-            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION}; use the release that wrote the run."
-        )
+    if version != str(reads):
+        raise DataError(f"{path} has schema version {version}, this program reads {reads}; use the release that wrote it.")
     if metadata.get("metadata_crc32") != str(_metadata_crc(metadata)):
         raise DataError(f"{path} has damaged metadata; {cure}")
 

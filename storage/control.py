@@ -78,7 +78,7 @@ class ControlDesk:
 
 @cache
 def program_marks() -> tuple[str, ...]:
-    sources = (f"package {name}={_source_hash(name)}" for name in _PACKAGES)
+    sources = (f"package {name}={source_hash(name)}" for name in _PACKAGES)
     return f"schema of rows={SCHEMA_VERSION}", f"package diplomacy={package_version('diplomacy')}", *sources
 
 
@@ -94,7 +94,8 @@ def _by_name(marks: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-def _source_hash(package: str) -> str:
+def source_hash(package: str) -> str:
+    """Hash of all Python files of a package, 8 hex digits."""
     spec = find_spec(package)
     assert spec is not None and spec.submodule_search_locations, f"{package} is a package of this program"
     folder, content = Path(next(iter(spec.submodule_search_locations))), hashlib.sha256()

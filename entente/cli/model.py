@@ -114,6 +114,8 @@ def imitate(
 
         entente model imitate stronger --teachers dumbbot+search --games 400
 
+        entente model imitate taught --labels runs/_labels/round-1 --begin-with models/whole-192 --learning-rate 5e-4
+
         entente model imitate human --recorded games.jsonl --config human.toml --hidden 192
     """
     from entente.training.imitation.work import begin, begun_games, finish, work_folder
@@ -161,7 +163,24 @@ def _imitation_settings(
     except ValidationError as error:
         raise InputError(one_sentence(error)) from error
     check_new(work)
-    return settings
+    return settings if settings.begin_with is None else _begun_with(settings)
+
+
+def _begun_with(settings: ImitationSettings) -> ImitationSettings:
+    """With the shape and prompts of the model that it goes on from; raises InputError if one of them was set, or the model was
+    not made here."""
+    from entente.decoding.model_files import read_config, recipe_prompts, resolve_model
+    from entente.decoding.weight_files import WEIGHTS
+
+    assert settings.begin_with is not None
+    folder = resolve_model(settings.begin_with)
+    prompts, config = recipe_prompts(folder), read_config(folder)
+    if prompts is None or config.get("model_type") != "qwen3" or not (folder / WEIGHTS).is_file():
+        raise InputError(f"--begin-with '{settings.begin_with}' is no model that `entente model imitate` made: name one")
+    shape = {"vocabulary": config["vocab_size"], "hidden": config["hidden_size"], "layers": config["num_hidden_layers"]}
+    if fixed := sorted(settings.model_fields_set & {*shape, "prompts"}):
+        raise InputError(f"{', '.join(fixed)} cannot be set with --begin-with, whose model fixes it: leave it out")
+    return settings.model_copy(update=shape | {"prompts": prompts, "begin_with": folder})
 
 
 @app.command

@@ -148,10 +148,13 @@ def publish_model(
 
 def _base_recipe(base: Path) -> dict[str, Any]:
     recipe = {"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {})
-    recorded = recipe["settings"].get("recorded")
-    return (
-        recipe | {"settings": recipe["settings"] | {"recorded": [Path(file).name for file in recorded]}} if recorded else recipe
-    )
+    settings = dict(recipe["settings"])
+    for files in ("recorded", "labels"):
+        if settings.get(files):
+            settings[files] = [Path(file).name for file in settings[files]]
+    if "begin_with" in settings:
+        settings["begin_with"] = _place(Path(settings["begin_with"]))
+    return recipe | {"settings": settings}
 
 
 def _parameters(folder: Path) -> int:
@@ -188,7 +191,9 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
     card = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(template)
     matches = [match_figures(match, known_as, name) for match, known_as in figures["matches"]]
     scores = {kind: [in_words(score) for score in figures[kind]] for kind in ("scores", "base_scores")}
-    made = recipe.get("settings", {}) | {f"prompts.{key}": value for key, value in recipe["prompts"].items()}
+    made = dict(recipe.get("settings", {}))
+    if "begin_with" not in made:
+        made |= {f"prompts.{key}": value for key, value in recipe["prompts"].items()}
     text = card.render(name=name, recipe=recipe, made=made, matches=matches, **scores, **context)
     durable_write(folder / CARD, text.encode())
 

@@ -25,6 +25,8 @@ class Example:
     ids: np.ndarray
     """int32 [prompt + completion]."""
     prompt: int
+    phase: str
+    """Short phase name, e.g. S1903M."""
     orders: int
     """Tokens of the orders, at the end; a thought may precede them."""
     legal_ids: np.ndarray
@@ -63,6 +65,7 @@ class Examples:
             yield Example(
                 ids=np.array([*prompt, *completion], np.int32),
                 prompt=len(prompt),
+                phase=board.phase,
                 orders=len(spelled),
                 legal_ids=sets[0],
                 legal_offsets=sets[1],

@@ -26,6 +26,7 @@ from entente.decoding.weight_files import WEIGHTS, usual_mode
 from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
+from entente.training.imitation.accuracy import accuracy_sentences, accuracy_table
 from entente.training.imitation.checkpoint import CurvePoint, load_state, save_state
 from entente.training.imitation.examples import Example, Examples
 from entente.training.imitation.loss import backward, measure
@@ -36,10 +37,13 @@ from entente.training.settings import longest_sequence
 from entente.training.small_model import new_model, save_tokenizer, wanted_centres
 from storage.files import file_lock, publish_directory
 
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TOKENIZER_POSITIONS = 1500
 """Positions to train the tokenizer on: about fifty games, which have every word many times."""
 _HELD_OUT_EXAMPLES = 512
 """Decisions per measurement: about 2,000 orders, so shares are accurate to 2 points."""
+_ACCURACY_EXAMPLES = 4096
+"""Decisions of each table of order accuracy: about 16,000 orders."""
 _MAX_GRADIENT_NORM = 1.0
 _WEIGHT_DECAY = 0.01
 
@@ -53,7 +57,7 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
         if work.final.exists():  # the process was killed after publishing
             return work.final
-        positions = Positions(games, None if settings.recorded else settings.games)
+        positions = Positions(games, None if settings.recorded else settings.games, settings.labels)
         if not (work.root / "config.json").is_file():
             prepare(work.root, settings, positions)
         trainer = Imitation(work.root, settings, positions)
@@ -63,14 +67,20 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
 
 
 def prepare(folder: Path, settings: ImitationSettings, positions: Positions) -> None:
-    """The config is written last: its presence shows that both are complete."""
+    """The config is written last: its presence shows that all is complete."""
     reporter().stage("tokenizer", 0, 1)
-    save_tokenizer(_texts(settings, positions), settings.vocabulary, folder)
-    _network(folder, settings).config.save_pretrained(folder)
+    if settings.begin_with is not None:
+        for name in (*_TOKENIZER, WEIGHTS, RECIPE, "config.json"):
+            shutil.copy(settings.begin_with / name, folder / name)
+    else:
+        save_tokenizer(_texts(settings, positions), settings.vocabulary, folder)
+        _network(folder, settings).config.save_pretrained(folder)
     reporter().stage("tokenizer", 1, 1)
 
 
 def _network(folder: Path, settings: ImitationSettings) -> Qwen3ForCausalLM:
+    if settings.begin_with is not None:
+        return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     longest = longest_sequence(settings.prompts)
     return new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
 
@@ -138,14 +148,26 @@ class Imitation:
 
     @cached_property
     def held_out(self) -> list[Example]:
-        spread = self.positions.spread(held_out=True)
-        examples = (each for number in spread for each in self._examples(number, legal_sets=True))
-        return list(islice(examples, _HELD_OUT_EXAMPLES))
+        return self._sample(_HELD_OUT_EXAMPLES, held_out=True, labels=True if self.settings.labels else None)
+
+    def _sample(self, count: int, *, held_out: bool, labels: bool | None) -> list[Example]:
+        spread = self.positions.spread(held_out=held_out, labels=labels)
+        return list(islice((each for number in spread for each in self._examples(number, legal_sets=True)), count))
+
+    def accuracy(self) -> dict[str, dict[str, Any]]:
+        """Tables of order accuracy by source: games, labels, and labels that were learned from, which shows memorising."""
+        parts = {"games": (True, False), "labels": (True, True), "labels learned": (False, True)}
+        tables = {}
+        for name, (held_out, labels) in parts.items():
+            if examples := self._sample(_ACCURACY_EXAMPLES, held_out=held_out, labels=labels):
+                tables[name] = accuracy_table(examples, measure(self.model, examples, self.separator))
+        return tables
 
     def _add_point(self) -> None:
         state, figures = self.state, measure(self.model, self.held_out, self.separator)
         loss = fmean(state.losses) if state.losses else None
-        state.curve.append(CurvePoint(step=state.step, tokens=state.tokens, loss=loss, **asdict(figures)))
+        own = {"completion_loss": figures.completion_loss, "order_loss": figures.order_loss, "orders_equal": figures.orders_equal}
+        state.curve.append(CurvePoint(step=state.step, tokens=state.tokens, loss=loss, **own))
         state.losses.clear()
 
 
@@ -170,8 +192,15 @@ def _publish(work: WorkFolder, settings: ImitationSettings, trained: Imitation) 
     aside = work.root / "model"
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in _TOKENIZER:
         shutil.copy(work.root / name, aside / name)
-    curve = [asdict(point) for point in trained.state.curve]
-    write_model(trained, aside, {"settings": settings.model_dump(mode="json", exclude={"prompts"}), "curve": curve})
+    curve, accuracy = [asdict(point) for point in trained.state.curve], trained.accuracy()
+    for sentence in accuracy_sentences(accuracy):
+        reporter().say(sentence)
+    shape = set[str]() if settings.begin_with is None else {"vocabulary", "hidden", "layers"}
+    stored = settings.model_dump(mode="json", exclude={"prompts"} | shape, exclude_none=True)
+    recipe = {"settings": stored, "curve": curve, "accuracy": accuracy}
+    if settings.begin_with is not None:
+        recipe["begun_with"] = json.loads((work.root / RECIPE).read_text())
+    write_model(trained, aside, recipe)
     publish_directory(aside, work.final)

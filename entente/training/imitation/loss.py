@@ -28,6 +28,10 @@ class HeldOutFigures:
     """Over the legal set, nats per order token; tokens with one legal choice are excluded."""
     orders_equal: float
     """Share of orders whose every token is the most likely legal one under teacher forcing."""
+    by_order: np.ndarray
+    """bool [orders]: `orders_equal` of each order, one example after another."""
+    example: np.ndarray
+    """int [orders]: the example of each order."""
 
 
 def backward(model: Any, examples: Sequence[Example], prompt_weight: float) -> tuple[float, int]:
@@ -67,11 +71,15 @@ def measure(model: Any, examples: Sequence[Example], separator: int) -> HeldOutF
         losses[micro.completion_index] = (logits.logsumexp(1) - sampled).numpy()
         legal_losses[micro.completion_index] = (legal.logsumexp(1) - sampled).numpy()
         equal[micro.completion_index] = (legal.argmax(1) == chosen).numpy()
-    missed = np.bincount(_order_numbers(examples, separator), weights=1 - equal)
+    order = _order_numbers(examples, separator)
+    by_order = np.bincount(order, weights=1 - equal) == 0
+    owner = np.repeat(np.arange(len(examples)), [example.orders for example in examples])
     return HeldOutFigures(
         completion_loss=float(losses.mean()),
         order_loss=float(legal_losses[~forced].mean()),
-        orders_equal=float((missed == 0).mean()),
+        orders_equal=float(by_order.mean()),
+        by_order=by_order,
+        example=owner[np.flatnonzero(np.diff(order, append=-1))],
     )
 
 

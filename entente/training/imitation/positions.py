@@ -1,11 +1,11 @@
-"""The positions of a teacher's games: training, held out, and those of a step.
+"""The positions of a teacher's games and of labels: training, held out, and those of a step.
 
 Shards are memory-mapped. Whole games are held out, because positions of one game are alike. A step's positions depend only on
 seed and step: each epoch is a permutation.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,27 +17,34 @@ from entente.game.snapshot import make_snapshot
 from entente.telemetry.errors import InputError
 from storage.arrow_files import PHASE_SCHEMA, map_arrow
 from storage.files import names_in
+from storage.labels import read_labels
 
 HELD_OUT_EVERY = 20
 """One game in this many, from the first on, so that more games do not move a game to the other part."""
 
 
 class Positions:
-    """Positions by number, over all shards; `training` and `held_out` are int64 [positions]."""
+    """Positions by number, over all shards, those of labels last; `training` and `held_out` are int64 [positions]."""
 
-    def __init__(self, folder: Path, games: int | None = None) -> None:
-        """Map and verify the shards, up to the first `games` games.
+    def __init__(self, folder: Path, games: int | None = None, labels: Sequence[Path] = ()) -> None:
+        """Map and verify the shards, up to the first `games` games, and the folders of labels.
 
-        Raises DataError if one is missing or damaged, and InputError if there is nothing to train on or to hold out."""
+        Raises DataError if one is missing or damaged, and InputError if there is nothing to train on or to hold out, or as
+        `read_labels`."""
         names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
-        self._tables: list[pa.Table] = [map_arrow(folder / name, PHASE_SCHEMA).table for name in names]
+        played: list[pa.Table] = [map_arrow(folder / name, PHASE_SCHEMA).table for name in names]
+        labelled = read_labels(labels)
+        self._tables = [*played, *labelled]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
-        numbers = np.concatenate([np.zeros(0, np.int64), *(table["start_group"].to_numpy() for table in self._tables)])
-        used = numbers < games if games is not None else np.ones(len(numbers), bool)
+        self.first_label = int(self._starts[len(played)])
+        columns = [*(table["start_group"] for table in played), *(table["game"] for table in labelled)]
+        numbers = np.concatenate([np.zeros(0, np.int64), *(column.to_numpy() for column in columns)])
+        used = np.arange(len(numbers)) >= self.first_label
+        used |= numbers < games if games is not None else True
         self.training = np.flatnonzero(used & (numbers % HELD_OUT_EVERY != 0))
         self.held_out = np.flatnonzero(used & (numbers % HELD_OUT_EVERY == 0))
         if not len(self.training) or not len(self.held_out):
-            raise InputError(f"the games in '{folder}' are too few: imitation trains on some games and holds out others")
+            raise InputError(f"the games in '{folder}' and the labels are too few: imitation trains on some and holds out others")
         self._epoch = lru_cache(maxsize=2)(self._permuted)
 
     def board(self, number: int) -> tuple[Board, dict[str, list[str]]]:
@@ -46,15 +53,20 @@ class Positions:
         table, row = self._tables[shard], int(number - self._starts[shard])
         position, phase = table["position"][row].as_py(), table["phase"][row].as_py()
         board = Board.restore(make_snapshot(position, phase, source="", game_id="", seed=0))
-        return board, json.loads(table["orders"][row].as_py())
+        orders = table["orders"][row].as_py()
+        if number < self.first_label:
+            return board, json.loads(orders)
+        return board, {table["power"][row].as_py(): orders[table["best"][row].as_py()].split("; ")}
 
     def of_step(self, step: int, count: int, seed: int) -> list[int]:
         size = len(self.training)
         return [int(self._epoch(seed, at // size)[at % size]) for at in range(step * count, (step + 1) * count)]
 
-    def spread(self, held_out: bool) -> Iterator[int]:
-        """In an order in which any first ones are a fair sample."""
+    def spread(self, *, held_out: bool, labels: bool | None = None) -> Iterator[int]:
+        """In an order in which any first ones are a fair sample. `labels`: of these alone, or none of them."""
         numbers = self.held_out if held_out else self.training
+        if labels is not None:
+            numbers = numbers[(numbers >= self.first_label) == labels]
         yield from np.random.default_rng(0).permutation(numbers).tolist()
 
     def _permuted(self, seed: int, epoch: int) -> np.ndarray:

@@ -24,8 +24,13 @@ class ImitationSettings(Settings):
     recorded: tuple[Path, ...] = ()
     """Files of recorded games, JSON objects of the diplomacy package, to imitate instead of scripted players; games that cannot
     be read are skipped."""
-    games: Annotated[int, Field(ge=2)] = 1000
-    """Games of the teachers, one in 20 of them held out; of recorded games all are taken."""
+    labels: tuple[Path, ...] = ()
+    """Folders of labels (`entente label`), whose best order sets are imitated beside the games; of their games too one in 20 is
+    held out, and the learning curve is of these."""
+    begin_with: Path | None = None
+    """Folder of a model that was made here, to go on from; it fixes vocabulary, hidden, layers and prompts."""
+    games: Annotated[int, Field(ge=0)] = 1000
+    """Games of the teachers, one in 20 of them held out; of recorded games all are taken. 0: labels alone."""
     last_year: Annotated[int, Field(ge=1901, le=1999)] = 1907
     """Last game year of scripted games; by default that of the positions that a run starts from."""
     vocabulary: Annotated[int, Field(ge=300, le=8192)] = 640
@@ -69,6 +74,12 @@ class ImitationSettings(Settings):
     @property
     def searches(self) -> bool:
         return not self.recorded and any(name.endswith(SEARCHES) for name in self.teachers)
+
+    @model_validator(mode="after")
+    def _has_games(self) -> Self:
+        if self.games < 2 and not self.recorded and not (self.labels and not self.games):
+            raise ValueError(f"games is {self.games}: imitation trains on some and holds out others, or has labels alone (0)")
+        return self
 
     @model_validator(mode="after")
     def _known_teachers(self) -> Self:

@@ -5,15 +5,21 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from entente.records.label import Label
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training.imitation import imitate as module
+from entente.training.imitation.accuracy import accuracy_sentences, accuracy_table
+from entente.training.imitation.examples import Example
 from entente.training.imitation.imitate import Imitation, imitate
-from entente.training.imitation.loss import backward
+from entente.training.imitation.loss import HeldOutFigures, backward
+from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
+from storage.labels import publish_labels
 from tests.command import Entente
 from tests.training.imitation.small import SMALL
 
@@ -92,6 +98,72 @@ def test_it_learns_its_teacher_and_tells_how_well(undisturbed: Path):
     first, *_, last = recipe["curve"]
     assert last["completion_loss"] < first["completion_loss"] - 0.3 and last["loss"] is not None
     assert recipe["settings"]["teachers"] == ["mover", "random"] and recipe["prompts"]["own_line"] == "last"
+
+
+def labels_of(games: Path, folder: Path) -> Path:
+    """Labels of two games: the teacher's orders of the first power of each position, after an order set that is worse."""
+    positions, rows = Positions(games), []
+    for number in positions.training[:3].tolist() + positions.held_out[:3].tolist():
+        board, orders = positions.board(number)
+        power, own = next((power, own) for power, own in orders.items() if not board.legal_orders()[power].is_forced)
+        frozen = board.snapshot(game_id="", seed=0, source="")
+        rows.append(
+            Label(
+                game=int(number in positions.training),
+                phase_index=0,
+                phase=board.phase,
+                power=power,
+                snapshot_id=frozen.snapshot_id,
+                position=frozen.position,
+                orders=["not read", "; ".join(own)],
+                values=[1.0, 2.0],
+                visits=[8, 8],
+                best=1,
+            )
+        )
+    publish_labels(folder, 0, rows, {"search": {}})
+    return folder
+
+
+def test_labels_are_positions_beside_the_games_and_the_curve_is_theirs(tmp_path: Path, games: Path):
+    labels = labels_of(games, tmp_path / "round-1")
+    both, alone = Positions(games, None, [labels]), Positions(tmp_path / "none", 0, [labels])
+    assert len(both.training) == len(Positions(games).training) + 3 and len(alone.training) == len(alone.held_out) == 3
+    assert {int(number) for number in both.spread(held_out=True, labels=True)} == {
+        *range(both.first_label + 3, both.first_label + 6)
+    }
+    _, orders = both.board(both.first_label)
+    (power,) = orders
+    assert orders == {power: Positions(games).board(int(Positions(games).training[0]))[1][power]}
+    settings = SMALL.model_copy(update={"labels": (labels,), "games": 0})
+    recipe = json.loads((made(tmp_path / "models", tmp_path / "no-games", settings) / "recipe.json").read_text())
+    assert recipe["accuracy"].keys() == {"labels", "labels learned"}
+    assert recipe["curve"][-1]["orders_equal"] == recipe["accuracy"]["labels"]["equal"]
+
+
+def test_a_model_that_goes_on_from_another_begins_as_good_as_that_one_ended(tmp_path: Path, games: Path, undisturbed: Path):
+    settings = SMALL.model_copy(update={"begin_with": undisturbed, "steps": 3})
+    recipe = json.loads((made(tmp_path, games, settings) / "recipe.json").read_text())
+    before = json.loads((undisturbed / "recipe.json").read_text())
+    same = {name: before["curve"][-1][name] for name in ("completion_loss", "order_loss", "orders_equal")}
+    assert {name: recipe["curve"][0][name] for name in same} == pytest.approx(same)
+    assert recipe["curve"][-1]["completion_loss"] < same["completion_loss"]
+    assert recipe["begun_with"] == before and "hidden" not in recipe["settings"]
+
+
+def test_accuracy_is_grouped_by_year_and_by_units():
+    def example(phase: str) -> Example:
+        none = np.zeros(0, np.int32)
+        return Example(ids=none, prompt=0, phase=phase, orders=0, legal_ids=none, legal_offsets=none)
+
+    examples = [example("S1901M"), example("F1912M"), example("W1912A")]
+    equal, owner = np.array([True, False, True, True, False, True]), np.array([0, 0, 0, 1, 2, 2])
+    figures = HeldOutFigures(completion_loss=0, order_loss=0, orders_equal=4 / 6, by_order=equal, example=owner)
+    table = accuracy_table(examples, figures)
+    assert table["by_year"] == {"1901 to 1902": {"orders": 3, "equal": 2 / 3}, "1911 to 1915": {"orders": 3, "equal": 2 / 3}}
+    assert table["by_units"] == {"1 to 2": {"orders": 1, "equal": 1.0}, "3 to 4": {"orders": 3, "equal": 2 / 3}}
+    (sentence,) = accuracy_sentences({"games": table})
+    assert sentence.startswith("games: 66.7% of 6 orders equal; by year: 1901 to 1902 66.7%")
 
 
 def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tmp_path: Path, games: Path):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -66,5 +67,7 @@ def test_what_is_measured_is_what_plain_loops_find(net: Any, examples: list[Exam
     found = measure(net, examples, separator)
     assert found.completion_loss == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert found.order_loss == pytest.approx(sum(legal_losses) / len(legal_losses), abs=1e-5)
-    assert found.orders_equal == pytest.approx(sum(equal) / len(equal))
+    assert found.by_order.tolist() == equal and found.orders_equal == pytest.approx(sum(equal) / len(equal))
+    orders = [int((example.ids[-example.orders :] == separator).sum()) + 1 for example in examples]
+    assert np.bincount(found.example).tolist() == orders
     assert 0 < found.orders_equal < 1
