@@ -28,6 +28,8 @@ class Protocol(BaseModel):
     """Seats of the players that the user names."""
     against: str = ""
     """Player of the other seats; empty at one table."""
+    any_opponent: bool = False
+    """Whether `--opponents` may name another player instead."""
     years: int
     """Game years, from 1901."""
     games: int
@@ -60,16 +62,18 @@ def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Map
     """The settings of the protocol's match. `opponents`: the user's `--opponents`, or empty; `asked`: match settings that the
     user set too. Raises InputError for an unknown protocol, other players than it needs, or a setting that it fixes."""
     protocol = find_protocol(name)
-    if taken := [f"--{each.replace('_', '-')}" for each in asked if each not in _FREE] + ["--opponents"] * bool(opponents):
+    wrong = ["--opponents"] if opponents and not protocol.any_opponent else []
+    if taken := [f"--{each.replace('_', '-')}" for each in asked if each not in _FREE] + wrong:
         raise InputError(f"protocol '{name}' fixes what {', '.join(taken)} would set: leave out one of the two")
     if not players:
         raise InputError(f"protocol '{name}' takes players: name them, as --players models/small")
     chosen = protocol.fixed() | {"protocol": name, "games": protocol.games} | dict(asked)
+    against = opponents or protocol.against
     if protocol.ours == "six":
         if len(players) != 1:
             raise InputError(f"in protocol '{name}' one player has six seats: name one player, not {len(players)}")
-        return chosen | {"players": (protocol.against,), "opponents": players[0]}
-    return chosen | {"players": tuple(players), "opponents": protocol.against}
+        return chosen | {"players": (against,), "opponents": players[0]}
+    return chosen | {"players": tuple(players), "opponents": against}
 
 
 def check_protocol(match: MatchSettings) -> None:
@@ -77,10 +81,9 @@ def check_protocol(match: MatchSettings) -> None:
     if not match.protocol:
         return
     protocol = find_protocol(match.protocol)
-    wanted = protocol.fixed() | {
-        "players": (protocol.against,) if protocol.ours == "six" else match.players,
-        "opponents": match.opponents if protocol.ours == "six" else protocol.against,
-    }
+    wanted = protocol.fixed()
+    if not protocol.any_opponent:
+        wanted |= {"players": (protocol.against,)} if protocol.ours == "six" else {"opponents": protocol.against}
     for setting, value in wanted.items():
         if (own := getattr(match, setting)) != value:
             raise InputError(f"the match names protocol '{match.protocol}', but its {setting} are not that protocol's: {own!r}")

@@ -19,7 +19,7 @@ def test_each_is_a_match_of_whole_rounds_that_holds_to_itself(name: str):
     match = asked(name, "mover")
     check_protocol(match)
     assert match.games % GAMES_PER_ROUND == 0 and match.how() == f"protocol {name}" and not part_of_protocol(match)
-    assert (match.games, match.years) == ((70, 6) if name == "one-table" else (210, 20))
+    assert (match.games, match.years) == {"one-table": (70, 6), "gunboat-1910": (210, 10)}.get(name, (210, 20))
 
 
 def test_the_reverse_seats_one_dumbbot_on_every_power_among_six_of_ours():
@@ -49,6 +49,17 @@ def test_a_match_cannot_bear_the_name_of_a_protocol_that_it_does_not_follow(chan
     match = asked("whole-game", "mover").model_copy(update=change)
     with pytest.raises(InputError, match=f"but its {next(iter(change))} are not that protocol's"):
         check_protocol(match)
+
+
+@pytest.mark.parametrize("name", [name for name, each in protocols().items() if each.any_opponent])
+def test_some_take_another_opponent_and_dumbbots_if_none_is_named(name: str):
+    usual, other = asked(name, "mover"), asked(name, "mover", opponents="territorial")
+    check_protocol(other)
+    reverse = name.endswith("-reverse")
+    assert (usual.players, usual.opponents) == (("dumbbot",), "mover") if reverse else (("mover",), "dumbbot")
+    assert (other.players, other.opponents) == (("territorial",), "mover") if reverse else (("mover",), "territorial")
+    with pytest.raises(InputError, match="but its years are not that protocol's"):
+        check_protocol(other.model_copy(update={"years": 9}))
 
 
 def test_two_seeds_of_a_protocol_are_two_questions_with_other_dice():
