@@ -6,7 +6,6 @@ published. Does not import torch, because worker processes that only play import
 """
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,19 +13,20 @@ from concurrent.futures import as_completed
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from entente.game.board import POWERS, Board
 from entente.game.recorded import RefusedGameError, replay_recorded
 from entente.game.scripted import SEARCHES, player
 from entente.records.rows import PlayedPhase
-from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.errors import DataError, EntenteError, InputError
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.training.imitation.recorded_files import content_hash, read_values
 from entente.training.imitation.settings import ImitationSettings
-from storage.arrow_files import to_table, write_arrow
-from storage.files import publish_directory
+from storage.arrow_files import read_metadata, to_table, write_arrow
+from storage.files import file_lock, names_in, publish_directory
 
 TEACHER_FOLDER = "_teacher_games"
 GAMES_A_SHARD = 8
@@ -34,6 +34,7 @@ GAMES_A_SHARD = 8
 MOST_REFUSED = 0.1
 """Largest share of rejected games. Archives hold a few odd games in a thousand; more means the wrong archive."""
 _TWICE = "it occurs twice"
+_READ = "read"
 _RECIPE_VERSION = 3
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
@@ -145,51 +146,98 @@ def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: S
     _publish(folder, first, (phases_of(number, scripted_game(number, settings, search), who) for number in numbers), who)
 
 
-def _publish(folder: Path, first: int, games: Iterable[list[PlayedPhase]], teacher: str) -> None:
+def _publish(
+    folder: Path, first: int, games: Iterable[list[PlayedPhase]], teacher: str, about: Mapping[str, str] = MappingProxyType({})
+) -> None:
     rows = [row for game in games for row in game]
-    write_arrow(to_table(rows, PlayedPhase), _shard_path(folder, first), {"teacher": teacher, "first_game": str(first)})
+    write_arrow(to_table(rows, PlayedPhase), _shard_path(folder, first), {"teacher": teacher, "first_game": str(first), **about})
 
 
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
-    """The folder is named by the files' content. Unreadable games are skipped and reported."""
+    """The folder is named by the files' content. Unreadable games are skipped and reported. A killed import goes on."""
     digest, size = content_hash(settings.recorded)
     folder = root / f"recorded-{sha256(f'{_RECIPE_VERSION} {digest}'.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
-    aside = root / f".{folder.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
-        refused: dict[str, list[str]] = {}
-        values = read_values(settings.recorded, lambda done: report("recorded games, bytes", done, size))
-        games, first = _recorded_games(values, refused), 0
-        while some := list(islice(games, GAMES_A_SHARD)):
-            _publish(aside, first, some, "recorded games")
-            first += len(some)
-        _show_refused(first, refused)
-        publish_directory(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    lock = root / f".{folder.name}.lock"
+    with file_lock(lock) as mine:
+        if not mine:
+            raise InputError("another process reads these recorded games: wait for it")
+        try:
+            if not folder.is_dir():
+                values = read_values(settings.recorded, lambda done: report("recorded games, bytes", done, size))
+                _read_on(_Reading(root / f".{folder.name}.reading"), values, folder)
+        finally:
+            lock.unlink()
     return folder
 
 
-def _recorded_games(values: Iterable[tuple[str, Any]], refused: dict[str, list[str]]) -> Iterator[list[PlayedPhase]]:
-    """The rows of each game; `refused` collects rejected games by reason.
+def _read_on(reading: "_Reading", values: Iterator[tuple[str, Any]], folder: Path) -> None:
+    if reading.games:
+        reporter().say(f"{reading.games:,} recorded games were read before; reading goes on after them")
+    games = _recorded_games(islice(values, reading.values, None), reading)
+    while some := list(islice(games, GAMES_A_SHARD)):
+        reading.publish(some)
+    try:
+        _show_refused(reading.games, reading.refused)
+    except EntenteError:
+        shutil.rmtree(reading.folder, ignore_errors=True)
+        raise
+    publish_directory(reading.folder, folder)
+
+
+class _Reading:
+    """An import in progress. Each shard's metadata has what was read since the shard before: the number of values, the digest
+    of each game, and the rejected games by reason."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.games, self.values = folder, 0, 0
+        self.seen: dict[str, str] = {}
+        self.refused: dict[str, list[str]] = {}
+        self._written: dict[str, int] = {}
+        for first in range(0, len(names_in(folder)) * GAMES_A_SHARD, GAMES_A_SHARD):
+            try:
+                stored = json.loads(read_metadata(_shard_path(folder, first))[_READ])
+            except DataError as error:
+                reporter().say(f"{error} Reading the recorded games again from the first.")
+                shutil.rmtree(folder)
+                return self.__init__(folder)
+            self.values, self.games = stored["values"], self.games + len(stored["seen"])
+            self.seen |= stored["seen"]
+            for reason, sentences in stored["refused"].items():
+                self.refused.setdefault(reason, []).extend(sentences)
+        self._mark()
+
+    def publish(self, games: Sequence[list[PlayedPhase]]) -> None:
+        new = {reason: each[self._written.get(reason, 0) :] for reason, each in self.refused.items()}
+        seen = dict(islice(self.seen.items(), self.games, None))
+        read = json.dumps({"values": self.values, "seen": seen, "refused": new})
+        _publish(self.folder, self.games, games, "recorded games", {_READ: read})
+        self.games += len(games)
+        self._mark()
+
+    def _mark(self) -> None:
+        self._written = {reason: len(sentences) for reason, sentences in self.refused.items()}
+
+
+def _recorded_games(values: Iterable[tuple[str, Any]], reading: _Reading) -> Iterator[list[PlayedPhase]]:
+    """The rows of each game; `reading` collects the rejected ones by reason.
 
     A duplicate is read once: otherwise it could be in both the training and the held-out part."""
-    seen: dict[bytes, str] = {}
+    seen = reading.seen
     for where, saved in values:
+        reading.values += 1
         try:
             if isinstance(saved, ValueError):
                 raise RefusedGameError("it is not JSON", f"{where} is not JSON: {saved}")
             rows = phases_of(len(seen), replay_recorded(saved, where), where)
             if not rows:
                 raise RefusedGameError("nothing was played in it", f"in {where} nothing was played: leave it out")
-            digest = sha256("".join(f"{row.snapshot_id}{row.orders}" for row in rows).encode()).digest()
+            digest = sha256("".join(f"{row.snapshot_id}{row.orders}" for row in rows).encode()).hexdigest()
             if digest in seen:
                 raise RefusedGameError(_TWICE, f"{where} is {seen[digest]} again: pass each game once")
         except RefusedGameError as error:
-            refused.setdefault(error.reason, []).append(str(error))
+            reading.refused.setdefault(error.reason, []).append(str(error))
         else:
             seen[digest] = where
             yield rows

@@ -16,7 +16,7 @@ from entente.game.recorded import RefusedGameError, replay_recorded
 from entente.telemetry import progress
 from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.progress import Reporter
-from entente.training.imitation import recorded_files
+from entente.training.imitation import recorded_files, teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.teacher_games import make_games
@@ -228,6 +228,35 @@ def test_reading_stops_where_too_many_games_are_refused(tmp_path: Path, saved: d
         and [line.split()[0] for line in said[1:]] == ["2", "1"]
         and not list((tmp_path / "games").glob("*"))
     )
+
+
+def test_an_import_that_was_cut_goes_on_and_gives_the_same_files(
+    tmp_path: Path, others: list[Any], said: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(teacher_games, "GAMES_A_SHARD", 2)
+    wrong = with_change(others[0], 0, "orders", "FRANCE", to=["A PAR - MOS"])
+    file = tmp_path / "games.jsonl"
+    games = [others[0], wrong, *others[1:4], others[0], *others[4:]]
+    file.write_text("".join(json.dumps(each) + "\n" for each in games))
+    settings, replayed = ImitationSettings(recorded=(file,)), list[str]()
+
+    def replay(saved: Any, where: str) -> Any:
+        replayed.append(where)
+        if len(replayed) == 6:
+            raise KeyboardInterrupt
+        return replay_recorded(saved, where)
+
+    whole = make_games(tmp_path / "whole", settings, 1, quiet)
+    sentences = said[:]
+    said.clear()
+    monkeypatch.setattr(teacher_games, "replay_recorded", replay)
+    with pytest.raises(KeyboardInterrupt):
+        make_games(tmp_path / "cut", settings, 1, quiet)
+    assert not (tmp_path / "cut" / whole.name).exists()
+    cut = make_games(tmp_path / "cut", settings, 1, quiet)
+    assert len(replayed) == 6 + len(games) - 5, "it went on after the four games of the files that it had published"
+    assert {file.name: file.read_bytes() for file in cut.iterdir()} == {file.name: file.read_bytes() for file in whole.iterdir()}
+    assert said[0] == "4 recorded games were read before; reading goes on after them" and said[1:] == sentences
 
 
 def test_games_that_are_given_twice_are_left_out_however_many(tmp_path: Path, others: list[Any], said: list[str]):
