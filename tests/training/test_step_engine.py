@@ -62,7 +62,7 @@ def test_an_update_that_runs_out_of_memory_half_way_is_done_again_in_halves_with
 
 
 class Waits(TorchDispatchMode):
-    """Notes forwards, backwards and what makes the host wait for a device: a number read, or a copy that is used at once."""
+    """Notes forwards, backwards and numbers that the host reads, for which it waits."""
 
     def __init__(self) -> None:
         super().__init__()
