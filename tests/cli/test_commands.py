@@ -7,7 +7,7 @@ import pytest
 
 from entente.cli.commands import COMMANDS, command_line, overview
 from entente.cli.main import run
-from entente.cli.reference import leaves
+from entente.reference.pages import leaves
 
 LEAVES = dict(leaves(command_line()))
 NAMES = [name for commands in COMMANDS.values() for name in commands]

@@ -6,10 +6,10 @@ from dataclasses import fields
 import pytest
 
 from entente.cli.commands import COMMANDS
-from entente.cli.reference import PAGES, commands_page, python_page, views_page
 from entente.cli.settings import FIRST_SETTINGS
 from entente.records.distil_target import DistilTarget
 from entente.records.rows import Decision, PlayedPhase
+from entente.reference.pages import PAGES, commands_page, python_page, views_page
 from entente.settings.reference import FIRST_EIGHT
 from storage.run_sql import QUERIES
 from storage.run_views import COLUMNS, VIEWS

@@ -1,7 +1,7 @@
-"""Writes the pages of docs/ that are made from code: `python -m entente.cli.reference docs`.
+"""Writes the pages of docs/ that are made from code: `python -m entente.reference.pages docs`.
 
 Commands come from docstrings and parameters, settings from their classes, the Python API from its modules, views from DuckDB.
-tests/cli/test_reference.py fails where a page is not current.
+tests/reference/test_pages.py fails where a page is not current.
 """
 
 import ast
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from entente.cli.commands import COMMANDS, command_line
 from entente.cli.options import SettingsFlags
-from entente.cli.views_picture import views_picture
+from entente.reference.views_picture import views_picture
 from entente.settings.reference import reference
 
 

@@ -1,0 +1,1 @@
+"""The pages of docs/ that are made from code; for developers only."""
