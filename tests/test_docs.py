@@ -123,6 +123,12 @@ def test_the_site_has_every_page():
     assert [page for page in nav if page not in pages and page not in (ROOT / "deploy" / "site" / "hooks.py").read_text()] == []
 
 
+def test_every_picture_is_shown_and_small():
+    shown = {Path(link).name for page in PAGES.values() for link in re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)}
+    sizes = {file.name: file.stat().st_size for file in (ROOT / "docs" / "pictures").iterdir()}
+    assert len(sizes) > 10 and sorted(shown) == sorted(sizes) and [name for name in sizes if sizes[name] > 150_000] == []
+
+
 def test_the_floors_of_the_architecture_page_are_those_that_the_tool_holds():
     (layers,) = [contract["layers"] for contract in PYPROJECT["tool"]["importlinter"]["contracts"] if contract["id"] == "layers"]
     held = [{package.strip().removeprefix("entente.") for package in layer.split("|")} for layer in layers[2:]]

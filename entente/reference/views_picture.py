@@ -39,8 +39,11 @@ def views_picture(columns: Mapping[str, Sequence[str]]) -> str:
     parts = [_edge(one, other, names, lines) for (one, other), names in _JOINS.items()]
     parts += [_box(view, lines[view], keys[view]) for view in _PLACES]
     style = "text{font:12px sans-serif;fill:#222}.v{font-weight:bold;fill:#fff}.k{font-weight:bold}.j{fill:#666;font-size:11px}"
-    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="-10 -10 1130 800" role="img" aria-label="Views and join keys">'
-    return f'{head}<style>{style}</style><rect x="-10" y="-10" width="1130" height="800" fill="#fff"/>{"".join(parts)}</svg>\n'
+    size = 'width="1130" height="800"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="-10 -10 1130 800" role="img" aria-label="Views and join keys">'
+    )
+    return f'{head}<style>{style}</style><rect x="-10" y="-10" {size} fill="#fff"/>{"".join(parts)}</svg>\n'
 
 
 def _lines(columns: Sequence[str], keys: Sequence[str]) -> list[str]:
