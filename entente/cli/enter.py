@@ -1,4 +1,4 @@
-"""`entente enter`: a version plays on a remote diplomacy server."""
+"""`entente enter`: a version plays on a remote diplomacy server, or on a webDiplomacy site."""
 
 import asyncio
 import getpass
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
     from entente.evaluation.settings import PlaySettings
     from entente.live_games.enter import Entry
+    from flows.open_players import OpenPlayers
 
 _ACCOUNT, _PASSWORD, _GAME_PASSWORD = "ENTENTE_ACCOUNT", "ENTENTE_PASSWORD", "ENTENTE_GAME_PASSWORD"
+_WEB_KEY = "ENTENTE_WEBDIPLOMACY_KEY"
 
 
 def enter(
-    address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server.")],
+    address: Annotated[str, Parameter(help="HOST:PORT of a diplomacy server, or the URL of a webDiplomacy site's api.php.")],
     *,
-    game: Annotated[str, Parameter(help="Ids of games to play, separated by commas.")],
+    game: Annotated[
+        str, Parameter(help="Ids of games to play, separated by commas; on webDiplomacy the default is all of the key's.")
+    ] = "",
     power: Annotated[str, Parameter(help="Power to take; default: a free one.")] = "",
     player: Annotated[
         str, Parameter(help="The player: newest, v20, other:v20, the folder of a model or adapter, dumbbot, also with +search.")
@@ -45,13 +49,22 @@ def enter(
     ENTENTE_GAME_PASSWORD to the password of a private game. After a crash of this command or of the server, the same
     command continues from the server's state. Messages between players (press) are ignored.
 
+    On a webDiplomacy site, ENTENTE_WEBDIPLOMACY_KEY holds the API key of an account that has joined the games. The command
+    looks once a minute for seats that lack orders, until Ctrl-C.
+
     Examples
 
         entente enter league.example:8432 --game friday --power france --run mine --player newest
 
         entente enter 127.0.0.1:8432 --game a,b --player models/whole-192 --draw-after 1910
+
+        entente enter https://webdiplomacy.net/api.php --player models/whole-192+search
     """
     how = how_they_play(temperature, search)
+    if address.startswith(("http://", "https://")):
+        if power or draw_after:
+            raise InputError("on webDiplomacy the account's games fix powers, and nobody votes: leave out --power, --draw-after")
+        return _play_web(address, game, with_run(player, run, runs_root), how, seed, runs_root)
     _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
     wanted = named_powers(power)
@@ -88,6 +101,27 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
     with_open_players([who], runs_root, how, lambda opened: entered.play(SeatedPlayers([who.name], opened, how.temperature)))
     if entered.lost:
         raise EntenteError(f"{len(entered.lost)} of the games could not be stored: {', '.join(entered.lost[:10])}")
+
+
+def _play_web(url: str, game: str, player: str, how: "PlaySettings", seed: int, runs_root: Path) -> None:
+    import aiohttp
+
+    from entente.game.webdiplomacy import WebDiplomacy
+    from entente.live_games.seats import SeatedPlayers
+    from entente.live_games.web_seats import WebSeats
+
+    ids = [each.strip() for each in game.split(",") if each.strip()]
+    if wrong := [each for each in ids if not each.isdigit()]:
+        raise InputError(f"--game names '{wrong[0]}': games of webDiplomacy have numbers")
+    key = _secret(_WEB_KEY, "API key")
+    _, (who,) = resolve_players([player], "", runs_root)
+
+    async def play(opened: "OpenPlayers") -> None:
+        async with aiohttp.ClientSession() as session:
+            players = SeatedPlayers([who.name], opened, how.temperature)
+            await WebSeats(WebDiplomacy(session, url, key), players, who.name, seed, {int(each) for each in ids}, _say).play()
+
+    with_open_players([who], runs_root, how, play)
 
 
 def _check_address(address: str) -> None:
