@@ -11,7 +11,7 @@ from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
-from entente.training.objective import advantages_of
+from entente.training.advantages import advantages_of
 from entente.training.tiny_model import make_tiny_model
 from state_cache.build import build
 from state_cache.store import StateCache, find_cache, open_cache, write_cache

@@ -150,10 +150,11 @@ class Index:
         """Read the new ledgers that can name a held shard: step s trains on versions below s."""
         first = 0 if self._oldest is None else self._oldest + 1
         new = [step for step in recorded_steps(self._paths) if step >= first]
-        for step in sorted(set(new) - self._steps):
-            recorded = _recorded(step, read_ledger_file(ledger_path(self._paths, step)))
-            self._with(recorded, "INSERT INTO batches BY NAME FROM given")
-            self._steps.add(step)
+        new = sorted(set(new) - self._steps)
+        recorded = [_recorded(step, read_ledger_file(ledger_path(self._paths, step))) for step in new]
+        if recorded:
+            self._with(pa.concat_tables(recorded), "INSERT INTO batches BY NAME FROM given")
+            self._steps.update(new)
 
     def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
         """Verified facts of a shard and its phases; None if it is too old, damaged, or just removed."""

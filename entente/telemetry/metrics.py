@@ -14,6 +14,7 @@ def _group(prefix: str, **entries: tuple[str, str]) -> dict[str, Metric]:
     return {f"{prefix}/{name}": Metric(unit=unit, meaning=meaning) for name, (unit, meaning) in entries.items()}
 
 
+ORDER_KINDS = ("hold", "move", "support", "convoy")
 METRICS: dict[str, Metric] = (
     _group(
         "rollout",
@@ -71,6 +72,14 @@ METRICS: dict[str, Metric] = (
         clip_ratio_high=("share", "tokens clipped from above under a positive advantage"),
         outlier_share=("share", "tokens outside the outlier bounds"),
         masked_share=("share", "tokens that give no policy gradient: clipped or left out"),
+        **{
+            f"masked_{kind}_{effect}_share": (
+                "share",
+                f"of the branching tokens of {kind} orders {words}, those that were masked",
+            )
+            for kind in ORDER_KINDS
+            for effect, words in (("effect", "with effect"), ("no_effect", "that failed, such as a bounce or a cut support"))
+        },
         ess_ratio=("share", "(sum r)^2 / (n sum r^2) of the ratios: 1 if all tokens weigh the same"),
         log_ratio_lag0_mean=("nats", "mean |log ratio| of tokens sampled by the version trained; the alert uses it"),
         log_ratio_lag0_p50=("nats", "median of it"),

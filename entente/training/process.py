@@ -335,6 +335,7 @@ def _serve(connection: socket.socket, peers: "Peers | None") -> None:
 
 
 def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = None) -> "Trainer":
+    from entente.decoding.codec import Codec
     from entente.training.trainer import Trainer
 
     paths = RunPaths(Path(opening["run"]))
@@ -345,7 +346,9 @@ def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = N
         peers.broadcast(opening)
     policy, training = _load(opening, peers)
     storage = StorageSettings.model_validate(opening["storage"])
-    return Trainer(paths, policy, training, storage, peers=peers, engine_dtype=opening["engine_dtype"])
+    codec = Codec(Path(opening["model"]))
+    ends = {codec.separator_id, codec.eos_id}
+    return Trainer(paths, policy, training, storage, peers=peers, engine_dtype=opening["engine_dtype"], order_ends=ends)
 
 
 def _follow(peers: "Peers") -> None:

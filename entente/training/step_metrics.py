@@ -1,11 +1,12 @@
 """Metrics of a step, from its branching tokens and rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from entente.training.micro_batches import branching_counts
+from entente.telemetry.metrics import ORDER_KINDS
+from entente.training.micro_batches import branching_counts, branching_indices
 from entente.training.objective import StepFigures, join_tokens
 from storage.distil_store import DistilBatch
 from storage.gather import Batch
@@ -33,7 +34,7 @@ def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
 def _token_metrics(seen: np.ndarray) -> dict[str, float]:
     ratio = np.exp(seen["log_ratio"].astype(np.float64))
     off = np.abs(ratio - 1)
-    masked = seen["clipped_low"] | seen["clipped_high"] | seen["outlier"]
+    masked = _masked(seen)
     return {
         "train/ratio_deviation_p50": float(np.quantile(off, 0.5)),
         "train/ratio_deviation_p99": float(np.quantile(off, 0.99)),
@@ -49,6 +50,46 @@ def _token_metrics(seen: np.ndarray) -> dict[str, float]:
         **_quantiles("kl", seen["kl"], p50=0.5, p99=0.99),
         **_thought_metrics(seen),
     }
+
+
+def _masked(seen: np.ndarray) -> np.ndarray:
+    return seen["clipped_low"] | seen["clipped_high"] | seen["outlier"]
+
+
+def masked_metrics(
+    updates: Sequence[StepFigures], batch: Batch, outcomes: Mapping[int, Sequence[int]], ends: Collection[int]
+) -> dict[str, float]:
+    """Masked share of the branching tokens of each kind of order, with and without effect; a kind without tokens is absent.
+
+    Args:
+        outcomes: by decision id, as from `order_outcomes`.
+        ends: ids of the tokens that end an order's line.
+    """
+    if not updates:
+        return {}
+    seen = join_tokens([update.tokens for update in updates])
+    seen = seen[np.argsort(seen["batch_row"], kind="stable")]  # the tokens of a row are in order, and in one update
+    index, _ = branching_indices(batch, np.unique(seen["batch_row"]))
+    orders = _order_of_position(batch, ends)[index]
+    kinds = np.full(len(seen), -1)
+    for place, (row, from_end) in enumerate(zip(seen["batch_row"].tolist(), orders.tolist(), strict=True)):
+        own = outcomes.get(int(batch.decision_ids[row]), ())
+        if not seen["in_thought"][place] and from_end <= len(own):
+            kinds[place] = own[len(own) - from_end]
+    masked, metrics = _masked(seen), {}
+    for number, kind in enumerate(ORDER_KINDS):
+        for failed, effect in enumerate(("effect", "no_effect")):
+            if (tokens := kinds == 2 * number + failed).any():
+                metrics[f"train/masked_{kind}_{effect}_share"] = float(masked[tokens].mean())
+    return metrics
+
+
+def _order_of_position(batch: Batch, ends: Collection[int]) -> np.ndarray:
+    """Per completion position: the place of its order, counted from the completion's last one, which is 1."""
+    starts, lengths = batch.input_offsets[:-1] + batch.prompt_lens, np.diff(batch.completion_offsets)
+    at = np.repeat(starts - batch.completion_offsets[:-1], lengths) + np.arange(batch.completion_offsets[-1])
+    ended = np.append(np.cumsum(np.isin(batch.input_ids[at], list(ends))[::-1])[::-1], 0)
+    return ended[:-1] - np.repeat(ended[batch.completion_offsets[1:]], lengths)
 
 
 def _thought_metrics(seen: np.ndarray) -> dict[str, float]:

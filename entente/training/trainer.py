@@ -6,7 +6,7 @@ rows, and publishes a version that was not published yet. The flow decides when 
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +24,7 @@ from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingS
 from entente.training.step_metrics import (
     distil_target_metrics,
     lag_zero_metrics,
+    masked_metrics,
     rate_metrics,
     selection_metrics,
     update_metrics,
@@ -36,6 +37,7 @@ from storage.files import set_aside
 from storage.gather import Batch, ShardDamaged
 from storage.index import Index
 from storage.ledger import Eligible, count_start_groups, ledgers_to_copy, read_ledger, recorded_steps, write_ledger
+from storage.order_outcomes import order_outcomes
 from storage.retention import RetentionSettings, RunAge, retire
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
@@ -62,15 +64,23 @@ class Trainer:
         *,
         peers: Peers | None = None,
         engine_dtype: str = "float32",
+        order_ends: Collection[int] = (),
     ) -> None:
-        """Restore the newest intact checkpoint, and publish its version if needed. `engine_dtype`: the engine's number format.
+        """Restore the newest intact checkpoint, and publish its version if needed.
 
-        Raises InputError for other settings or another release, DataError for a damaged file."""
+        Args:
+            engine_dtype: the engine's number format.
+            order_ends: ids of the tokens that end an order's line, for the figures by kind of order; empty: without these.
+
+        Raises:
+            InputError: other settings, or another release.
+            DataError: a damaged file.
+        """
         self._paths = paths
         self._policy = policy
         self._settings = training
         self._storage = storage
-        self._engine_dtype = engine_dtype
+        self._engine_dtype, self._order_ends = engine_dtype, order_ends
         self._updater = Updater(policy, training, peers)
         self._processes = 1 if peers is None else peers.size
         self._settings_hash = settings_hash(training)
@@ -159,6 +169,7 @@ class Trainer:
         updates = list(self._updater.updates(batch, taught))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
+        metrics |= self._masked_metrics(updates, batch, rows)
         metrics |= selection_metrics(rows, counts, batch) | distil_target_metrics(updates, taught)
         metrics |= {"train/start_groups": float(count_start_groups(rows))}
         metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._store.refused))}
@@ -242,6 +253,15 @@ class Trainer:
             return rows, self._index.gather(rows), distil_targets, self._store.gather(distil_targets) if distil_targets else None
         except DataError as error:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
+
+    def _masked_metrics(self, updates: Sequence[StepFigures], batch: Batch, rows: pa.Table) -> dict[str, float]:
+        if not self._order_ends:
+            return {}
+        try:
+            return masked_metrics(updates, batch, order_outcomes(rows, self._paths.shards), self._order_ends)
+        except DataError as error:  # the phases are not trained on
+            logger.warning("the masked share by kind of order is missing: %s", error)
+            return {}
 
     def _save(self, step: int, metrics: dict[str, float], update_log: UpdateLog) -> PolicyVersion:
         state = Checkpoint(

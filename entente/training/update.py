@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from entente.telemetry.errors import TrainingError
+from entente.training.advantages import advantages_of
 from entente.training.losses import policy_loss
 from entente.training.micro_batches import MicroBatch, branching_counts, plan
-from entente.training.objective import Objective, StepFigures, advantages_of, join_tokens, token_figures
+from entente.training.objective import Objective, StepFigures, join_tokens, token_figures
 from entente.training.parallel import Peers, on_rank_0
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entente.training.objective import advantages_of, leave_one_out
+from entente.training.advantages import advantages_of, leave_one_out
 from entente.training.settings import TrainingSettings
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from entente.telemetry.errors import DataError
-from entente.training.objective import StepFigures, leave_one_out
+from entente.training.advantages import leave_one_out
+from entente.training.objective import StepFigures
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
 from entente.training.settings import TrainingSettings

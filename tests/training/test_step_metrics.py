@@ -1,6 +1,7 @@
 """What a step says of itself, against plain loops: quantiles, shares, probed tokens, the alarm at lag 0, registered names."""
 
 import random
+from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from entente.training.objective import TOKEN_FIGURES, StepFigures
 from entente.training.step_metrics import (
     effective_share,
     lag_zero_metrics,
+    masked_metrics,
     rate_metrics,
     selection_metrics,
     update_metrics,
 )
+from tests.training.batches import batch_of
 
 VERSION = 5
 VERSIONS = np.array([5, 5, 4, 3], np.int32)
@@ -131,3 +134,26 @@ def test_the_choice_is_that_of_exact_arithmetic():
     golden = Fraction(0.6180339887498949)
     exact = [(place * golden) % 1 < Fraction(PROBED_SHARE) for place in range(2000)]
     assert probed(np.arange(2000)).tolist() == exact
+
+
+def test_the_masked_share_by_kind_is_that_of_the_tokens_of_each_order_in_every_update():
+    line, end = 60, 61
+    # Row 0: a hold, then a bounced move; row 1: after a thought with a line break, a support.
+    answers = [[1, 2, line, 3, 4, end], [7, line, 8, 9, end]]
+    whole = batch_of([([5], answers[0]), ([6], answers[1])], widest=5)
+    sizes = np.array([3, 1, 1, 2, 2, 1, 4, 4, 2, 2, 1])
+    whole = replace(whole, legal_ids=np.arange(sizes.sum(), dtype=np.int32), legal_offsets=np.append(0, np.cumsum(sizes)))
+    outcomes = {1000: [0, 3], 1001: [4]}  # hold with effect; move without; support with effect
+    first = token_figures(1, [1, 1, 1, 1], in_thought=np.array([True, True, False, False]))
+    second = token_figures(2, [0, 0, 0])
+    for part, masked in ((first, [1, 1, 1, 0]), (second, [0, 1, 0])):
+        part["clipped_low"] = part["outlier"] = False
+        part["clipped_high"] = masked
+    found = masked_metrics([update(first), update(second)], whole, outcomes, {line, end})
+    assert found == {
+        "train/masked_hold_effect_share": 0.0,
+        "train/masked_move_no_effect_share": 0.5,
+        "train/masked_support_effect_share": 0.5,
+    }
+    check(found)
+    assert masked_metrics([update(second)], whole, {}, {line, end}) == {} == masked_metrics([], whole, outcomes, {line, end})

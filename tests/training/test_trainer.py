@@ -12,7 +12,7 @@ from benchmarks.padded_rows import padded_logprobs
 from entente.players.policy import PolicyPlayer
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training import trainer as trainer_module
-from entente.training.objective import leave_one_out
+from entente.training.advantages import leave_one_out
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer

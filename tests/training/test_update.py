@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from entente.training.advantages import leave_one_out
 from entente.training.micro_batches import plan
-from entente.training.objective import leave_one_out
 from entente.training.policy import Policy
 from entente.training.replay import replay_step
 from entente.training.settings import TrainingSettings
