@@ -101,7 +101,7 @@ class Run:
 
     @cached_property
     def _connection(self) -> "DuckDBPyConnection":
-        from entente.cli.sql import connect_run
+        from entente.reports.run_text import connect_run
 
         return connect_run(self.settings, self.paths.root)[0]
 

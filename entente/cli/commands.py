@@ -28,6 +28,7 @@ COMMANDS = {
     },
     "Inspect runs": {
         "runs": ("entente.cli.runs:app", _LISTED),
+        "view": ("entente.cli.view:view", "Look at runs live in a browser: steps, groups, tokens, SQL."),
         "watch": ("entente.cli.watch:watch", _LISTED),
         "report": ("entente.cli.report:report", _PAGES),
         "compare": ("entente.cli.compare:compare", _PAGES),

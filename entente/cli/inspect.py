@@ -1,7 +1,5 @@
 """`entente runs inspect`: one decision or one group of forks of a run."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,9 +36,8 @@ def decision(
         entente runs inspect decision 8561340446102613373 --run mine --board board.svg
     """
     run = which_run(run, runs_root)
-    with _opened(run, runs_root) as rows:
-        decided = rows.decision(decision_id)
-        _sample(decided, board)
+    decided = _opened(run, runs_root).decision(decision_id)
+    _sample(decided, board)
     prompt = _text(decided.prompt)
     prompt.stylize("dim")
     thought, answer = _thought(decided.thought), _text(decided.answer)
@@ -66,9 +63,8 @@ def group(
         entente runs inspect group 12 --run mine --power france --phase S1902M --board best.svg
     """
     run = which_run(run, runs_root)
-    with _opened(run, runs_root) as rows:
-        pair = rows.group(start_group, power, phase)
-        _sample(pair.best, board)
+    pair = _opened(run, runs_root).group(start_group, power, phase)
+    _sample(pair.best, board)
     facts = pair.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
@@ -86,8 +82,7 @@ def group(
     _print(head, Text(summary), forks, side_by_side)
 
 
-@contextmanager
-def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
+def _opened(run: str, runs_root: Path) -> "Inspector":
     from entente.reports.inspect_rows import Inspector
     from entente.settings.find_model import TINY, find_tiny, model_here
     from entente.settings.layers import settings_of
@@ -99,8 +94,7 @@ def _opened(run: str, runs_root: Path) -> "Iterator[Inspector]":
     model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
     if model is None:
         raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: its tokenizer is needed to show text")
-    with Inspector(paths, model, settings.storage) as rows:
-        yield rows
+    return Inspector(paths, model, settings)
 
 
 def _sample(decision: "Decided", file: Path | None) -> None:
@@ -129,8 +123,7 @@ def _outcome(decision: "Decided") -> Text:
 def _orders(decision: "Decided") -> RenderableType:
     table = Table("order", "probability", "result", box=None)
     for order, probability in decision.orders:
-        results = decision.results.get(" ".join(order.split()[:2]), [])
-        table.add_row(Text(order), "" if probability is None else f"{probability:.1%}", Text(", ".join(results) or "-"))
+        table.add_row(Text(order), "" if probability is None else f"{probability:.1%}", Text(decision.result(order) or "-"))
     return table
 
 

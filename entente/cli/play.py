@@ -96,9 +96,9 @@ def _play(
 ) -> None:
     from entente.live_games.game import PlayedGame
     from entente.live_games.game_file import GameFile, open_game
-    from entente.live_games.http_server import bind, make_server, serve
+    from entente.live_games.http_server import bind, make_server, new_key, serve
     from entente.live_games.seats import SeatedPlayers
-    from entente.live_games.server import new_key, play_app
+    from entente.live_games.server import play_app
     from storage.played_games import read_game
 
     stored = None if seats else read_game(file)

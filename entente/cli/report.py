@@ -49,11 +49,9 @@ def report(
 
 
 def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
-    from entente.reports.page import write_report
+    from entente.reports.page import Surroundings, write_report
     from entente.reports.run_facts import read_facts
-    from entente.settings.layers import layered_settings, preset_names
 
     facts, file = read_facts(paths), output or paths.root / "report.html"
-    presets = {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
-    write_report(facts, file, presets, paths.root.parent)
+    write_report(facts, file, Surroundings(paths=paths))
     return facts, file

@@ -4,7 +4,6 @@ import io
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import pyarrow as pa
@@ -20,8 +19,6 @@ from storage.runs import LATEST, RunPaths
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
-    from entente.decoding.codec import Codec
-    from entente.settings.run_settings import RunSettings
 
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -63,6 +60,7 @@ def sql(
 
         entente sql --run mine "from tokens where not forced" --output tokens.parquet
     """
+    from entente.reports.run_text import connect_run
     from entente.settings.layers import settings_of
     from storage.run_sql import QUERIES, ask, left_out, ready_query, run_interruptible
 
@@ -103,54 +101,6 @@ def _form(format: Format | None, output: Path | None) -> Format:
     if (suffix_format := _BY_SUFFIX.get(output.suffix.lower())) is None:
         raise InputError(f"--output writes csv, json or parquet: end '{output}' in one of these")
     return suffix_format
-
-
-def connect_run(settings: "RunSettings", run: Path, memory_gib: float | None = None) -> "tuple[DuckDBPyConnection, RunText]":
-    """Connect to a run with its own reward weights and discount, so that "return" is the trainer's; also its tokens' text."""
-    from storage.run_sql import connect
-
-    text = RunText(settings, run)
-    connection = connect(
-        run,
-        settings.storage,
-        seed=settings.seed,
-        memory_gib=memory_gib,
-        token_text=text.of_token,
-        read_thought=text.of_thought,
-    )
-    return connection, text
-
-
-class RunText:
-    def __init__(self, settings: "RunSettings", run: Path) -> None:
-        self._settings, self._run = settings, run
-        self._loaded: Codec | None = None
-        self._lock = Lock()  # DuckDB asks from several threads, and an import that two threads begin is seen half done
-        self.missing = ""
-        """Why the tokenizer cannot be loaded; empty if it can, or was not needed."""
-
-    def of_token(self, token: int) -> str | None:
-        codec = self._codec()
-        return codec and codec.decode([token])
-
-    def of_thought(self, tokens: list[int]) -> tuple[str, bool] | None:
-        """Text of a thought and whether it was cut at its limit; None without a tokenizer."""
-        from entente.decoding.thinking import read_thought
-
-        codec = self._codec()
-        return codec and read_thought(tokens, codec)
-
-    def _codec(self) -> "Codec | None":
-        with self._lock:
-            if self._loaded is None and not self.missing:
-                from entente.decoding.codec import Codec
-                from entente.settings.find_model import model_of
-
-                try:
-                    self._loaded = Codec(model_of(self._settings, self._run.parent, self._run.name))
-                except InputError as error:
-                    self.missing = str(error)
-            return self._loaded
 
 
 def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:

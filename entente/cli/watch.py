@@ -14,30 +14,13 @@ from rich.text import Text
 
 from entente.cli.options import Run, RunsRoot, which_run
 from entente.telemetry.errors import InputError
+from entente.telemetry.progress import shown
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
     from entente.reports.read_run import RecordedRun
 
 _TICKS = "▁▂▃▄▅▆▇█"
-_CURVES = (
-    ("return", "train/reward", "{0:+.3f} centres"),
-    ("entropy", "train/entropy", "{0:.3f} nats"),
-    ("gradient", "train/grad_norm", "{0:.3g}"),
-    ("mismatch", "train/log_ratio_lag0_p99", "{0:.2g} nats"),
-    ("lag", "train/policy_lag_p50", "{0:.0f} versions"),
-    ("decisions", "train/decisions", "{0:,.0f} a step"),
-    ("tokens", "rollout/tokens_per_s", "{0:,.0f} sampled a second"),
-    ("unique", "train/unique_tokens_per_s", "{0:,.0f} trained a second"),
-    ("prefix hits", "rollout/prefix_hit_share", "{0:.0%}"),
-    ("together", "rollout/occupancy", "{0:.0f} requests"),
-    ("GPU", "gpu/utilisation", "{0:.0%} busy"),
-    ("GPU memory", "gpu/memory_share", "{0:.0%} of the fullest"),
-    ("power", "gpu/power_w", "{0:,.0f} W of all GPUs"),
-    ("in flight", "queue/in_flight", "{0:.0f} start groups"),
-    ("ready", "queue/ready", "{0:.0f} start groups"),
-    ("memory", "memory/trainer_mib", "{0:,.0f} MiB of the trainer"),
-)
 _WIDTH, _ALERTS = 32, 4
 
 
@@ -75,47 +58,19 @@ def watch(
             live.update(_screen(progress))
 
 
-def _screen(progress: "RecordedRun") -> RenderableType:
-    parts: list[RenderableType] = [_head(progress)]
-    if progress.steps:
-        parts += [_curves(progress), Text("where the time goes", style="bold"), _time(progress)]
-    parts += [Text(line, style="yellow") for line in progress.alerts[-_ALERTS:]]
+def _screen(run: "RecordedRun") -> RenderableType:
+    from entente.reports.newest import curves, progress, stage_shares
+
+    parts: list[RenderableType] = [Text(shown(progress(run)), style="bold")]
+    if run.steps:
+        table, times = (Table(box=None, padding=(0, 1), show_header=False) for _ in range(2))
+        for title, values, words in curves(run):
+            table.add_row(title, Text(sparkline(values, _WIDTH), style="cyan"), words)
+        for stage, share in stage_shares(run).items():
+            times.add_row(stage, Text(f"{'█' * round(_WIDTH * share):<{_WIDTH}}", style="cyan"), f"{share:.0%}")
+        parts += [table, Text("where the time goes", style="bold"), times]
+    parts += [Text(shown(line), style="yellow") for line in run.alerts[-_ALERTS:]]
     return Group(*parts)
-
-
-def _head(progress: "RecordedRun") -> Text:
-    done, state = max(progress.steps, default=0), "is at work" if progress.at_work else "is not at work"
-    if progress.is_over:
-        state = "is done"
-    elif progress.quiet_s > 60:
-        state += f", nothing was written for {progress.quiet_s / 60:.0f} minutes"
-    words = f"{progress.name}: {done} of {progress.planned} steps; it {state}"
-    seconds = [figures["time/step_s"] for figures in list(progress.steps.values())[-20:]]
-    if seconds and progress.at_work and not progress.is_over:
-        each = sum(seconds) / len(seconds)
-        words += f"; {3600 / each:,.0f} steps an hour, {each * (progress.planned - done) / 60:,.0f} minutes to go"
-    return Text(words, style="bold")
-
-
-def _curves(progress: "RecordedRun") -> Table:
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    for title, name, form in _CURVES:
-        values = [figures[name] for figures in progress.steps.values() if name in figures]
-        if values:
-            table.add_row(title, Text(sparkline(values, _WIDTH), style="cyan"), form.format(values[-1]))
-    return table
-
-
-def _time(progress: "RecordedRun") -> Table:
-    from entente.telemetry.stages import STAGES, stages_of
-
-    table = Table(box=None, padding=(0, 1), show_header=False)
-    last = [stages_of(figures) for figures in list(progress.steps.values())[-20:]]
-    whole = sum(sum(parts.values()) for parts in last)
-    for part in STAGES:
-        share = sum(parts[part] for parts in last) / whole
-        table.add_row(part, Text(f"{'█' * round(_WIDTH * share):<{_WIDTH}}", style="cyan"), f"{share:.0%}")
-    return table
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

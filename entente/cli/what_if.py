@@ -157,6 +157,7 @@ def _facts(answer: "WhatIf", change: str, changed: "OrderSets | None", version: 
     from dataclasses import asdict
 
     from entente.game.snapshot import POWERS
+    from entente.reports.sentences import what_if_verdict
 
     seat = POWERS.index(answer.power)
 
@@ -176,6 +177,7 @@ def _facts(answer: "WhatIf", change: str, changed: "OrderSets | None", version: 
         "changed": changed,
         "version": version or None,
         **asdict(answer.how),
+        "verdict": what_if_verdict(answer),
         "difference": estimates(answer.power)["difference"],
         "centres": {power: estimates(power) for power in POWERS},
         "pairs": [[pair.played.centres[seat], pair.changed.centres[seat]] for pair in answer.pairs],

@@ -6,16 +6,17 @@ connections. On an untrusted network, put a reverse proxy in front.
 
 import asyncio
 import hmac
+import secrets
 import signal
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from entente.telemetry.errors import InputError
@@ -68,6 +69,45 @@ def is_too_long(scope: Scope, headers: Headers, most: int) -> bool:
     """Whether the body has more than `most` bytes, or no Content-Length."""
     length = headers.get(b"content-length", b"" if scope["method"] == "POST" else b"0")
     return not length.isdigit() or int(length) > most or b"transfer-encoding" in headers
+
+
+def new_key() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def sentence(status: int, text: str, **more: Any) -> JSONResponse:
+    return JSONResponse({"error": text, **more}, status_code=status)
+
+
+def page_headers(nonce: str, *, forms: str = "'self'") -> dict[str, str]:
+    """Of a page whose script and style have the nonce: nothing from elsewhere, nothing inline, no frame around it."""
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+        f"img-src data:; connect-src 'self'; base-uri 'none'; form-action {forms}; frame-ancestors 'none'"
+    )
+    # With no-referrer a browser would send its own form's POST with the Origin "null".
+    headers = {"referrer-policy": "same-origin", "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    return headers | {"content-security-policy": policy}
+
+
+def refusal(scope: Scope, *, key: str, address: str, command: str, most: int) -> Response | None:
+    """The answer to a request that a page of this machine does not take: another Host or Origin, no key, a body of more than
+    `most` bytes. The key is the query's `key`, or the header x-entente-key; `command` prints the address."""
+    headers = headers_of(scope)
+    match foreign_header(headers, (address, f"localhost:{address.rpartition(':')[2]}")):
+        case "host":
+            return sentence(403, f"this page is served on this machine only: open the address that `{command}` printed")
+        case "origin":
+            return sentence(403, f"the request comes from another page: open the address that `{command}` printed")
+    query = scope["query_string"].decode("latin-1")
+    sent_key = headers.get(b"x-entente-key") or next(
+        (part[4:].encode("latin-1") for part in query.split("&") if part.startswith("key=")), b""
+    )
+    if not hmac.compare_digest(sent_key, key.encode()):
+        return sentence(403, f"the key of this address is missing or old: open the address that `{command}` printed last")
+    if is_too_long(scope, headers, most):
+        return sentence(413, f"a request may have at most {most} bytes, and must state its length")
+    return None
 
 
 class CheckedHeaders:

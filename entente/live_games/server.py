@@ -8,11 +8,10 @@ decision failed.
 """
 
 import asyncio
-import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import FastAPI, Query, Request, Response
@@ -20,12 +19,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
 
 from entente.game.recorded import as_recorded
 from entente.live_games.game import PlayedGame, StaleError
 from entente.live_games.game_file import saved
-from entente.live_games.http_server import CheckedHeaders, foreign_header, headers_of, is_too_long
+from entente.live_games.http_server import CheckedHeaders, page_headers, refusal, sentence
 from entente.live_games.page import as_data, page_html
 from entente.telemetry.errors import EntenteError, InputError
 
@@ -54,44 +52,37 @@ class HintBody(_Body):
     player: Annotated[str, Field(max_length=256)]
 
 
-def new_key() -> str:
-    return secrets.token_urlsafe(24)
-
-
 def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str, file: str = "") -> FastAPI:
     """The app of one game. `players`: for hints; `address`: as in Host; `file`: the game's, shell-quoted; empty: not stored."""
     app = FastAPI(title="entente play", docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(CheckedHeaders, refuse=partial(_refusal, key=key, address=address))
+    app.add_middleware(
+        CheckedHeaders, refuse=partial(refusal, key=key, address=address, command="entente play", most=_LARGEST_BODY)
+    )
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return _sentence(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return sentence(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        return _sentence(error.status_code, str(error.detail))
+        return sentence(error.status_code, str(error.detail))
 
     async def changed(change: Callable[[], Awaitable[None]]) -> Response:
         try:
             await change()
         except StaleError as error:
-            return _sentence(409, str(error), state=as_data(game))
+            return sentence(409, str(error), state=as_data(game))
         except InputError as error:
-            return _sentence(400, str(error))
+            return sentence(400, str(error))
         except EntenteError as error:
-            return _sentence(502, f"{error}; the game waits: try again", state=as_data(game))
+            return sentence(502, f"{error}; the game waits: try again", state=as_data(game))
         return JSONResponse(as_data(game))
 
     @app.get("/")
     async def page() -> Response:
         nonce = secrets.token_urlsafe(16)
-        policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-        )
-        headers = {"content-security-policy": policy, "referrer-policy": "no-referrer", "cache-control": "no-store"}
-        return HTMLResponse(page_html(game, players, key, nonce, file), headers=headers)
+        return HTMLResponse(page_html(game, players, key, nonce, file), headers=page_headers(nonce, forms="'none'"))
 
     @app.get("/game")
     async def state(seen: Annotated[int, Query(ge=-1)] = -1) -> Response:
@@ -120,11 +111,11 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
         try:
             choice = await game.hint(body.power, body.player, body.revision)
         except StaleError as error:
-            return _sentence(409, str(error), state=as_data(game))
+            return sentence(409, str(error), state=as_data(game))
         except InputError as error:
-            return _sentence(400, str(error))
+            return sentence(400, str(error))
         except EntenteError as error:
-            return _sentence(502, str(error))
+            return sentence(502, str(error))
         return JSONResponse({"orders": list(choice.orders), "probability": choice.probability})
 
     @app.get("/saved")
@@ -146,25 +137,3 @@ def _file(text: str, name: str) -> Response:
         media_type="application/json",
         headers={"content-disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}"},
     )
-
-
-def _sentence(status: int, text: str, **more: Any) -> JSONResponse:
-    return JSONResponse({"error": text, **more}, status_code=status)
-
-
-def _refusal(scope: Scope, key: str, address: str) -> Response | None:
-    headers = headers_of(scope)
-    match foreign_header(headers, (address, f"localhost:{address.rpartition(':')[2]}")):
-        case "host":
-            return _sentence(403, "this page is served on this machine only: open the address that `entente play` printed")
-        case "origin":
-            return _sentence(403, "the request comes from another page: open the address that `entente play` printed")
-    query = scope["query_string"].decode("latin-1")
-    sent_key = headers.get(b"x-entente-key") or next(
-        (part[4:].encode("latin-1") for part in query.split("&") if part.startswith("key=")), b""
-    )
-    if not hmac.compare_digest(sent_key, key.encode()):
-        return _sentence(403, "the key of this address is missing or old: open the address that `entente play` printed last")
-    if is_too_long(scope, headers, _LARGEST_BODY):
-        return _sentence(413, f"a request may have at most {_LARGEST_BODY} bytes, and must state its length")
-    return None

@@ -16,7 +16,7 @@ const boardOf = game => {
   };
   const html = (name, attributes, ...inside) => {
     const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    for (const [key, value] of Object.entries(attributes)) key === "style" ? (element.style.cssText = value) : element.setAttribute(key, value);
     element.append(...inside);
     return element;
   };

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from entente.evaluation.intervals import format_interval
 from entente.evaluation.score_files import ScoreRecord
-from entente.reports import compare_plots, sentences
+from entente.reports import plots, sentences
 from entente.reports.compared import TOTALS, Compared
 from entente.reports.read_run import value_text
 from entente.reports.run_facts import RunFacts
@@ -17,15 +18,16 @@ def write_comparison(comparison: Compared, file: Path, runs_root: Path) -> None:
     write_page(file, html_of(comparison, runs_root))
 
 
-def html_of(comparison: Compared, runs_root: Path) -> str:
+def html_of(comparison: Compared, runs_root: Path, **live: Any) -> str:
+    """`live`: what a live page has besides (`nav`, `nonce`, `script`)."""
     template = page_template("compare.html.jinja")
     first = comparison.runs[0].name
     return template.render(
         names=[run.name for run in comparison.runs],
-        colours=compare_plots.COLOURS,
+        colours=plots.COLOURS,
         verdicts=sentences.verdicts(comparison),
         troubles=[f"{run.name}: {sentence}" for run in comparison.runs for sentence in run.troubles],
-        plots={"returns": compare_plots.returns(comparison), "paired": compare_plots.paired(comparison)},
+        plots={"returns": plots.compared_returns(comparison), "paired": plots.compared_scores(comparison)},
         steps_together=max((point.last - point.first + 1 for run in comparison.runs for point in run.curve), default=1),
         scores=score_rows(comparison),
         paired=[
@@ -38,6 +40,7 @@ def html_of(comparison: Compared, runs_root: Path) -> str:
         totals=total_rows(comparison.runs),
         commands=sentences.next_commands(comparison, runs_root),
         value=value_text,
+        **live,
     )
 
 

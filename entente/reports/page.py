@@ -1,30 +1,37 @@
-"""Builds the report of a run: one HTML file without scripts, network access or other files."""
+"""The parts of a run's page. The report is all of them in one HTML file, without scripts, network access or other files; the live
+page (`entente view`) shows them as they stand."""
 
 import base64
 import math
+import pwd
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from entente.evaluation.score_files import ScoreRecord
 from entente.game.board import Board
 from entente.game.render import draw_board, frame_around, order_locations
-from entente.reports import plots, sentences
+from entente.reports import newest, plots, sentences
 from entente.reports.drawing import stand_alone
 from entente.reports.explain import explain_run
 from entente.reports.read_run import different, value_text
 from entente.reports.run_facts import RowFacts, RunFacts
-from entente.reports.write_page import of_run, page_template, write_page
-from entente.settings.layers import leaves
+from entente.reports.write_page import Link, of_run, page_template, part, write_page
+from entente.settings.layers import layered_settings, leaves, preset_names
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
-from entente.telemetry.progress import shown
 from entente.telemetry.stages import STAGES
 from storage.files import durable_write
+from storage.runs import RunPaths
 
 PLOTTED_MATCHES = 4
 DRAWN_POSITIONS = 3
+_SKETCHED, _LISTED_STEPS = 100, 12
 _ROW_COUNTS = (
     ("train/decisions", "decisions trained on"),
     ("rollout/failed", "forks that failed"),
@@ -33,61 +40,161 @@ _ROW_COUNTS = (
 )
 
 
-def write_report(facts: RunFacts, file: Path, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> None:
-    write_page(file, html_of(facts, presets, runs_root), "report")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a part needs besides the run's facts."""
+
+    paths: RunPaths
+    link: Link | None = None
+    """Of a live page; None in a file."""
+    key: str = ""
 
 
-def html_of(facts: RunFacts, presets: Mapping[str, Mapping[str, Any]], runs_root: Path) -> str:
-    template = page_template("page.html.jinja")
+def write_report(facts: RunFacts, file: Path, around: Surroundings) -> None:
+    write_page(file, html_of(facts, around), "report")
+
+
+def html_of(facts: RunFacts, around: Surroundings) -> str:
+    parts = {name: part(name, find(facts, around)) for name, find in PARTS.items()}
+    ask = commands(facts, around.paths.root.parent, sentences.state(facts)[0])
+    return page_template("page.html.jinja").render(name=facts.name, parts=parts, commands=ask)
+
+
+# -- what each part says ----------------------------------------------------------------------------------------------------
+
+
+def _head(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
     word, state = sentences.state(facts)
-    positions, rows = boards(facts.scores), facts.rows or RowFacts()
-    preset, differences = closest_preset(facts.settings, presets)
-    return template.render(
-        name=facts.name,
-        model=facts.settings.get("inference", {}).get("model", "unknown"),
-        seed=facts.settings.get("seed", "unknown"),
-        state_word=word,
-        state=state,
-        verdict=sentences.verdict(facts.scores),
-        positions_from=sentences.refreshed_positions(facts.settings),
-        steps=facts.done,
-        plots={
-            "returns": plots.returns(facts),
-            "scores": plots.scores(named_scores(facts.scores)),
-            "ladder": plots.ladder(facts.track),
-            "league": plots.league(facts.league),
-            "lags": plots.lags(facts),
-            "times": plots.times(facts),
-            "tokens": plots.tokens(facts),
-        },
-        matches=[
-            (plots.match(record, number), sentences.describe_match(record))
-            for number, record in enumerate(facts.matches[-PLOTTED_MATCHES:])
-        ],
-        limits=explain_run(facts.steps, facts.settings).sentences if facts.steps else [],
-        ladder_says=sentences.ladder(facts.track),
-        lag_says=sentences.lag(facts),
-        alerts=facts.alerts,
-        stages="; ".join(f"{stage}: {meaning}" for stage, meaning in STAGES.items()),
-        health=plots.health(facts),
-        mismatch=sentences.mismatch(facts),
-        counts=[("decisions rolled out", f"{rows.decisions if facts.rows else facts.decisions:,}")]
-        + [(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS],
-        failures=rows.failures,
-        refused=rows.refused,
-        troubles=facts.troubles,
-        positions=positions,
-        thoughts=any(view["thought"] for position in positions for view in position["views"]),
-        preset=preset,
-        differences=differences,
-        settings=leaves(facts.settings),
-        environment=facts.environment or environment(),
-        environment_stored=facts.environment is not None,
-        commands=commands(facts, runs_root, word),
-        value=value_text,
-        per_cent=_per_cent,
-        shown=shown,
+    return {
+        "name": facts.name,
+        "model": facts.settings.get("inference", {}).get("model", "unknown"),
+        "seed": facts.settings.get("seed", "unknown"),
+        "owner": owner_of(around.paths),
+        "state_word": word,
+        "state": state,
+        "verdict": sentences.verdict(facts.scores),
+        "positions_from": sentences.refreshed_positions(facts.settings),
+        "troubles": facts.troubles,
+        "refused": (facts.rows or RowFacts()).refused,
+    }
+
+
+def owner_of(paths: RunPaths) -> str:
+    """Who started the run: the owner of its settings; empty if this machine does not know a name."""
+    try:
+        return pwd.getpwuid(paths.settings.stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return ""
+
+
+def _now(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    link, name, last = around.link, facts.name, list(facts.steps.items())[-_LISTED_STEPS:]
+    steps = [] if link is None else [(step, link("step", name, step=step), step_texts(figures)) for step, figures in last[::-1]]
+    return {
+        "progress": newest.progress(facts),
+        "current": newest.current_step(around.paths, facts),
+        "alerts": facts.alerts[-4:] if link else [],
+        "curves": [(title, _thinned(values), words) for title, values, words in newest.curves(facts)],
+        "done": facts.done,
+        "newest": newest.stage_shares(facts, 1),
+        "shares": newest.stage_shares(facts),
+        "together": min(newest.NEWEST, len(facts.steps)),
+        "meanings": STAGES,
+        "steps": steps,
+        "begun": max(facts.begun_step, facts.done),
+        "step_form": link("step", name).partition("?")[0] if link else "",
+        "key": around.key,
+    }
+
+
+def step_texts(figures: Mapping[str, float]) -> list[str]:
+    columns = (
+        ("train/reward", "{:+.2f}"),
+        ("train/decisions", "{:,.0f}"),
+        ("train/policy_lag_p50", "{:.0f}"),
+        ("time/step_s", "{:.1f}"),
     )
+    return [form.format(figures[name]) if name in figures else "" for name, form in columns]
+
+
+def _thinned(values: list[float]) -> list[float]:
+    return values if len(values) <= _SKETCHED else [float(part.mean()) for part in np.array_split(values, _SKETCHED)]
+
+
+def _learned(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    return {
+        "scores": plots.scores(named_scores(facts.scores)),
+        "returns": plots.returns(facts),
+        "counted": "" if facts.rows is None or facts.rows.left == 0 else f" {facts.rows.left:,} shards are still to be read.",
+        "ladder": plots.ladder(facts.track),
+        "ladder_says": sentences.ladder(facts.track),
+        "league": plots.league(facts.league),
+        "matches": [(plots.match(record), sentences.describe_match(record)) for record in facts.matches[-PLOTTED_MATCHES:]],
+    }
+
+
+def _ordered(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    positions = boards(facts.scores)
+    return {"positions": positions, "thoughts": any(view["thought"] for position in positions for view in position["views"])}
+
+
+def _sound(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    rows = facts.rows or RowFacts()
+    counts = [("decisions rolled out", f"{rows.decisions if facts.rows and not rows.left else facts.decisions:,}")]
+    counts += [(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS]
+    counts += [("shards set aside", len(rows.refused)), *((f"failed: {reason}", forks) for reason, forks in rows.failures)]
+    return {
+        "mismatch": sentences.mismatch(facts),
+        "lag_says": sentences.lag(facts),
+        "health": plots.health(facts),
+        "lags": plots.lags(facts),
+        "counts": counts,
+    }
+
+
+def _time(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    return {
+        "times": plots.times(facts),
+        "stages": "; ".join(f"{stage}: {meaning}" for stage, meaning in STAGES.items()),
+        "tokens": plots.tokens(facts),
+        "limits": explain_run(facts.steps, facts.settings).sentences if facts.steps else [],
+    }
+
+
+@cache
+def preset_trees() -> Mapping[str, Mapping[str, Any]]:
+    return {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
+
+
+def _set(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    preset, differences = closest_preset(facts.settings, preset_trees())
+    return {
+        "preset": preset,
+        "differences": [(name, *map(value_text, values)) for name, values in differences],
+        "settings": [(name, value_text(value)) for name, value in leaves(facts.settings).items()],
+    }
+
+
+def _where(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
+    found = facts.environment or environment()
+    return {
+        "stored": facts.environment is not None,
+        "environment": [(what.replace("_", " "), text) for what, text in found.items()],
+    }
+
+
+PARTS: Mapping[str, Callable[[RunFacts, Surroundings], dict[str, Any]]] = {
+    "head": _head,
+    "now": _now,
+    "learned": _learned,
+    "ordered": _ordered,
+    "sound": _sound,
+    "time": _time,
+    "wrong": lambda facts, around: {"alerts": facts.alerts},
+    "set": _set,
+    "where": _where,
+}
+"""By macro of run_parts.html.jinja, in the order of the page."""
 
 
 def closest_preset(
@@ -122,8 +229,7 @@ def boards(records: Mapping[str, ScoreRecord], count: int = DRAWN_POSITIONS) -> 
                 {
                     "who": who,
                     "picture": picture,
-                    # A data URL, so that the picture's ids and styles cannot collide with those of the page.
-                    "uri": "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode(),
+                    "uri": data_url(picture),
                     "alt": f"Board of {board.long_phase.lower()} with orders of {power.title()} by the {who} policy: {orders}",
                     "orders": list(odds.items()),
                     "joint": math.prod(opening.probabilities),
@@ -132,6 +238,11 @@ def boards(records: Mapping[str, ScoreRecord], count: int = DRAWN_POSITIONS) -> 
             )
         positions.append({"phase": board.long_phase, "power": power, "centres": len(board.centres()[power]), "views": views})
     return positions
+
+
+def data_url(picture: str) -> str:
+    """As an address, so that the picture's styles cannot collide with those of the page."""
+    return "data:image/svg+xml;base64," + base64.b64encode(picture.encode()).decode()
 
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
@@ -180,10 +291,3 @@ def commands(facts: RunFacts, runs_root: Path, state: str) -> list[tuple[str, st
     if state in ("cut", "empty"):
         lines.insert(0, ("Continue the run", f"entente train {run} --resume"))
     return lines
-
-
-def _per_cent(share: float) -> str:
-    if share < 1e-4:
-        return "< 0.01 %"
-    digits = 0 if share >= 0.1 else 1 if share >= 0.01 else 2
-    return f"{100 * share:.{digits}f} %"

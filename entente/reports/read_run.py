@@ -3,6 +3,7 @@
 If a step was logged twice, the last record counts. `troubles` lists what cannot be read; `run_facts.py` reads the rest."""
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,14 +77,15 @@ class RecordedRun:
         return self.total(part) / self.total(whole) if self.total(whole) else float("nan")
 
 
-def read_run(paths: RunPaths) -> RecordedRun:
+def read_run(paths: RunPaths, metrics: "MetricsFile | None" = None) -> RecordedRun:
+    """`metrics`: what an earlier call has read of them; None: read all."""
     settings, troubles = read_settings(paths), list[str]()
     if unknown := _unknown_settings(settings):
         troubles.append(
             f"The run is of another version of Entente, whose settings {', '.join(unknown)} this one does not have: figures that "
             "were renamed since are missing here."
         )
-    records = _metrics(paths.metrics, troubles)
+    records = (metrics or MetricsFile(paths.metrics)).read(troubles)
     return RecordedRun(
         name=paths.root.name,
         settings=settings,
@@ -125,20 +127,51 @@ def _unknown_settings(settings: Mapping[str, Any]) -> list[str]:
     return list(among(settings, RunSettings, ""))
 
 
-def _metrics(file: Path, troubles: list[str]) -> dict[int, dict[str, float]]:
-    records: dict[int, dict[str, float]] = {}
-    cut: list[int] = []
-    lines = file.read_bytes().splitlines() if file.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
-        except (ValueError, KeyError, TypeError):
-            cut.append(number)
-    if cut:
-        which = "its last line is" if cut == [len(lines)] else f"line {', '.join(map(str, cut))} of {len(lines)} is"
-        troubles.append(f"{file.name}: {which} no complete record and was skipped.")
-    return records
+class MetricsFile:
+    """A run's metrics. Each `read` parses only the lines that came since the last one, unless the file was replaced."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._forget(-1)
+
+    def _forget(self, inode: int) -> None:
+        self._inode, self._end, self._lines = inode, 0, 0
+        self._records: dict[int, dict[str, float]] = {}
+        self._cut: list[int] = []
+
+    def read(self, troubles: list[str]) -> dict[int, dict[str, float]]:
+        """Figures by step; adds a sentence about lines that are no records."""
+        rest = b""
+        if self._file.is_file():
+            with self._file.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._end:
+                    self._forget(status.st_ino)
+                file.seek(self._end)
+                whole, newline, rest = file.read().rpartition(b"\n")
+            self._end += len(whole) + len(newline)
+            for line in whole.split(b"\n") if newline else ():
+                self._lines += 1
+                if not _record(line, self._records):
+                    self._cut.append(self._lines)
+        elif self._inode >= 0:
+            self._forget(-1)
+        records, last = dict(self._records), self._lines + bool(rest)
+        cut = self._cut + ([last] if rest and not _record(rest, records) else [])
+        if cut:
+            which = "its last line is" if cut == [last] else f"line {', '.join(map(str, cut))} of {last} is"
+            troubles.append(f"{self._file.name}: {which} no complete record and was skipped.")
+        return records
+
+
+def _record(line: bytes, records: dict[int, dict[str, float]]) -> bool:
+    """Add a line's record; False if it is none."""
+    try:
+        record = json.loads(line)
+        records[int(record["step"])] = {name: value for name, value in record.items() if "/" in name}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
@@ -177,6 +210,8 @@ class RunLine:
     base_score: float | None = None
     trained_score: float | None = None
     """Centres gained per game year against the first kind of opponents; None if not measured."""
+    newest_return: float | None = None
+    """Mean return of the rows of the newest step that trained on any."""
     decisions: int = 0
     size: int
     """Bytes of all its files."""
@@ -190,14 +225,14 @@ def list_runs(runs_root: Path) -> list[RunLine]:
     """Latest last. Skips folders that are no runs; a damaged run has its reason."""
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")
-    lines = []
-    for paths in (RunPaths(runs_root / name) for name in run_names(runs_root)):
-        if paths.settings.is_file() or (paths.ledger.is_dir() and any(paths.ledger.iterdir())):
-            lines.append(_line(paths))
+    lines = [line for name in run_names(runs_root) if (line := run_line(RunPaths(runs_root / name))) is not None]
     return sorted(lines, key=lambda line: (line.written, line.name))
 
 
-def _line(paths: RunPaths) -> RunLine:
+def run_line(paths: RunPaths) -> RunLine | None:
+    """None if the folder is no run."""
+    if not paths.settings.is_file() and not (paths.ledger.is_dir() and any(paths.ledger.iterdir())):
+        return None
     name, size = paths.root.name, size_of(paths.root.resolve())  # a run may be a link to another disk
     if not paths.settings.is_file():
         written = paths.root.stat().st_mtime
@@ -215,6 +250,9 @@ def _line(paths: RunPaths) -> RunLine:
             planned=run.planned,
             base_score=base,
             trained_score=trained,
+            newest_return=next(
+                (each["train/reward"] for each in reversed([*run.steps.values()]) if "train/reward" in each), None
+            ),
             decisions=run.decisions,
             size=size,
             written=written,

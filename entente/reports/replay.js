@@ -79,7 +79,8 @@
       box.append(html("table", {}, body));
     }
     if (own) box.append(facts(phase, p, decision, given));
-    if (given.length) box.append(whatIf(game.what_if, phase, p, given));
+    if (given.length) box.append(game.links ? link("what if it had ordered otherwise", `${game.links.what_if}&${new URLSearchParams(
+      { phase: phase.short, power: game.powers[p].toLowerCase(), orders: given.map(([order]) => order).join(", ") })}#what-if`) : whatIf(game.what_if, phase, p, given));
     return box;
   }
 
@@ -88,6 +89,7 @@
     return html("div", { class: "track", title: choices ? `${counted(choices, "token")} of it had a legal rival` : "forced by the orders before it" }, bar, percent(p));
   }
 
+  const link = (words, href) => html("p", {}, html("a", { href }, words));
   const thought = ({ about, text }) => html("figure", { class: "thought" },
     text.trim() && html("blockquote", {}, text.trim()), html("figcaption", { class: "quiet" }, about));
 
@@ -109,7 +111,8 @@
       const link = html("a", { href: `#${next}` }, `its next decision: ${game.phases[next].short} →`);
       box.append(html("p", {}, link));
     }
-    box.append(html("details", {}, html("summary", {}, "every token of it"), html("code", {}, game.ask.replace("ID", decision.decision_id))));
+    box.append(game.links ? link("every token of it", game.links.decision.replace("ID", decision.decision_id))
+      : html("details", {}, html("summary", {}, "every token of it"), html("code", {}, game.ask.replace("ID", decision.decision_id))));
     return box;
   }
 

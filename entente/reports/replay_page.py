@@ -2,8 +2,11 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Template
 
 from entente.game.board import Board
 from entente.game.render import COLOURS, draw_empty_map, mix_colours
@@ -20,16 +23,20 @@ def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
     write_page(file, replay_html(game, runs_root), "replay")
 
 
-def replay_html(game: ReplayedGame, runs_root: Path) -> str:
-    template = page_template("replay.html.jinja")
-    data = json.dumps(as_data(game, runs_root), separators=(",", ":"), ensure_ascii=False)
-    return template.render(
+def replay_html(
+    game: ReplayedGame, runs_root: Path, template: Template | None = None, links: Mapping[str, str] | None = None, **live: Any
+) -> str:
+    """`template`, `links`, `live`: of a live page, and what it has besides; None: a file."""
+    found = as_data(game, runs_root) | ({"links": links} if links else {})
+    data = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
+    return (template or page_template("replay.html.jinja")).render(
         run=game.run,
         game=game.game.name,
         about=_about(game),
         phases=len(game.phases),
         **map_context(),
         data=data.replace("<", "\\u003c"),  # so that no name ends the script element
+        **live,
     )
 
 

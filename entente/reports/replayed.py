@@ -3,7 +3,7 @@
 Works while the run trains. All figures are stored or follow from stored ones; no model is called."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,12 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
     with connect(paths.root, storage) as connection:
         game = find_game(connection, paths.root.name, asked)
         facts = _decisions(connection, game)
+    return replay_game(paths, game, facts, model)
+
+
+def replay_game(paths: RunPaths, game: GameName, rows: Sequence[dict[str, Any]], model: Path | None) -> ReplayedGame:
+    """`rows`: of the view `decisions`, with the list `used` of (step, policy lag)."""
+    facts = {(row["phase_index"], row["power"]): row for row in rows}
     decisions, phases = _rows_of(paths, game)
     codec = None if model is None else Codec(model)
     ends = frozenset() if codec is None else frozenset((codec.separator_id, codec.eos_id))
@@ -91,7 +97,7 @@ def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageS
     )
 
 
-def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tuple[int, str], dict[str, Any]]:
+def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> list[dict[str, Any]]:
     question = """
         SELECT d.*, (
             SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM batches AS b WHERE b.decision_id = d.decision_id
@@ -99,7 +105,7 @@ def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> dict[tu
         FROM decisions AS d WHERE d.shard = ? AND d.start_group = ? AND d.fork = ?
     """
     rows = connection.sql(question, params=[game.shard, game.start_group, game.fork]).to_arrow_table().to_pylist()
-    return {(row["phase_index"], row["power"]): row for row in rows}
+    return [row | {"used": [tuple(pair.values()) for pair in row["used"] or ()]} for row in rows]
 
 
 def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -146,7 +152,7 @@ def _orders(ordered: list[str], results: Mapping[str, list[str]], decision: Mapp
 def _decision(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in _COLUMNS} | {
         "components": {name: row[name] for name in COMPONENTS if row[name]},
-        "used": [tuple(pair.values()) for pair in row["used"] or ()],
+        "used": row["used"],
     }
 
 

@@ -3,24 +3,26 @@
 `troubles` lists what cannot be read. Writes nothing."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
-import duckdb
 import pyarrow as pa
 
 from entente.evaluation.match_files import MatchRecord, read_matches
 from entente.evaluation.score_files import ScoreRecord, TrackPoint, read_scores, read_track
-from entente.reports.read_run import RecordedRun, read_run
+from entente.reports.read_run import MetricsFile, RecordedRun, read_run
 from entente.reports.return_curve import CurvePoint, return_curve
 from entente.telemetry.errors import DataError, InputError
-from storage.files import entries_in
+from storage.files import entries_in, file_marks
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, read_ledger
-from storage.run_sql import connect
+from storage.rewards import check_reward_weights, returns_of
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from storage.shards import open_phases, open_shard, shard_names
 
 _T = TypeVar("_T")
 
@@ -34,6 +36,8 @@ class RowFacts:
     refused: Sequence[tuple[str, str]] = ()
     decisions: int = 0
     """Stored rows, without those of refused shards."""
+    left: int = 0
+    """Shards that are still to be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,54 +56,128 @@ class RunFacts(RecordedRun):
 
 def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
     """`rows`: read the stored rows too, which takes time in proportion to their number."""
-    run = read_run(paths)
-    troubles = list(run.troubles)
-    if damaged := sorted(file.name for file in paths.root.rglob(".*.damaged-*")):
-        troubles.append(f"The run set damaged files aside and repeated their work: {', '.join(damaged)}.")
+    return FactsReader(paths).whole(rows=rows)
 
-    def rows_of(step: int) -> pa.Table | None:
-        return read_ledger(paths, step)
 
-    def whole(read: Callable[[], _T], what: str, otherwise: _T) -> _T:
+class FactsReader:
+    """Reads a run's facts, again and again while it trains; what has not changed since is not read again."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths, self._metrics = paths, MetricsFile(paths.metrics)
+        self._known: dict[str, tuple[object, Any]] = {}
+        self._counter: RowCounter | None = None
+        self._returns = lru_cache(maxsize=512)(lambda step: read_ledger(paths, step))
+
+    def quick(self) -> RunFacts:
+        """Without curve, rows and the search for files that were set aside."""
+        run = read_run(self._paths, self._metrics)
+        troubles = list(run.troubles)
+        marks = [file_marks(folder) for folder in (self._paths.scores, self._paths.matches)]
+
+        def whole(what: str, read: Callable[[], _T], otherwise: _T) -> _T:
+            if what not in self._known or self._known[what][0] != marks:
+                try:
+                    self._known[what] = marks, (read(), "")
+                except (DataError, InputError) as error:
+                    self._known[what] = marks, (otherwise, f"{what} left out: {error}")
+            found, trouble = self._known[what][1]
+            troubles.extend([trouble] if trouble else [])
+            return found
+
+        folders = (
+            self._paths.ledger,
+            self._paths.shards,
+            self._paths.scores,
+            *(entry.path for entry in entries_in(self._paths.shards)),
+        )
+        touched = [marks[1] / 1e9 for folder in folders if (marks := file_marks(folder)) is not None]
+        return RunFacts(
+            **{each.name: getattr(run, each.name) for each in fields(run) if each.name not in ("troubles", "quiet_s")},
+            quiet_s=min([run.quiet_s, *(time.time() - each for each in touched)]),
+            troubles=troubles,
+            begun_step=last_step(self._paths),
+            scores=whole("Scores are", lambda: read_scores(self._paths), {}),
+            track=whole("The track of strength is", lambda: read_track(self._paths), []),
+            matches=whole("Matches are", lambda: read_matches(self._paths.matches), []),
+            league=self._league(troubles),
+        )
+
+    def _league(self, troubles: list[str]) -> LeagueStep | None:
         try:
-            return read()
-        except (DataError, InputError) as error:  # InputError: a reward of a package that is not installed here
-            troubles.append(f"{what} left out: {error}")
-            return otherwise
+            return newest_league(self._paths)
+        except DataError as error:
+            troubles.append(f"The league is left out: {error}")
+            return None
 
-    facts = RunFacts(
-        **{each.name: getattr(run, each.name) for each in fields(run)},
-        begun_step=last_step(paths),
-        curve=whole(lambda: return_curve(sorted(run.steps), rows_of), "The curve is", []),
-        scores=whole(lambda: read_scores(paths), "Scores are", {}),
-        track=whole(lambda: read_track(paths), "The track of strength is", []),
-        matches=whole(lambda: read_matches(paths.matches), "Matches are", []),
-        league=whole(lambda: newest_league(paths), "The league is", None),
-        rows=whole(lambda: _rows(paths, run.settings.get("storage", {})), "Rows are", None) if rows else None,
-    )
-    entries = [entry.touched() for folder in (paths.ledger, paths.shards, paths.scores) for entry in entries_in(folder)]
-    quiet_s = min([facts.quiet_s, *(time.time() - touched for touched in entries)])
-    return replace(facts, troubles=troubles, quiet_s=quiet_s)
-
-
-def _rows(paths: RunPaths, storage: Mapping[str, Any]) -> RowFacts | None:
-    if not paths.shards.is_dir():
-        return None
-    returns = {name: storage[name] for name in ("reward_weights", "discount") if name in storage}
-    with connect(paths.root, StorageSettings(**returns)) as connection:
-        return _ask(connection)
+    def whole(self, *, rows: bool = True, shards: int | None = None) -> RunFacts:
+        """`shards`: the largest number of new ones to read; None: all."""
+        facts, curve, counted = self.quick(), list[CurvePoint](), None
+        troubles = list(facts.troubles)
+        if damaged := sorted(file.name for file in self._paths.root.rglob(".*.damaged-*")):
+            troubles.append(f"The run set damaged files aside and repeated their work: {', '.join(damaged)}.")
+        try:
+            curve = return_curve(sorted(facts.steps), self._returns)
+        except DataError as error:
+            troubles.append(f"The curve is left out: {error}")
+        try:
+            if rows:
+                self._counter = self._counter or RowCounter(self._paths, facts.settings.get("storage", {}))
+                counted = self._counter.read(shards)
+        except InputError as error:  # a reward of a package that is not installed here
+            troubles.append(f"Rows are left out: {error}")
+        return replace(facts, troubles=troubles, curve=curve, rows=counted)
 
 
-def _ask(connection: duckdb.DuckDBPyConnection) -> RowFacts:
-    sampled = """SELECT policy_version, avg("return") FROM decisions WHERE status = 'complete' GROUP BY ALL ORDER BY ALL"""
-    failed = """
-        SELECT reason, count(DISTINCT (shard, start_group, fork)) AS forks FROM decisions WHERE status <> 'complete'
-        GROUP BY reason ORDER BY forks DESC, reason
-    """
-    (decisions,) = connection.sql("SELECT count(*) FROM decisions").fetchall()[0]
-    return RowFacts(
-        return_of_all=dict(connection.sql(sampled).fetchall()),
-        failures=connection.sql(failed).fetchall(),
-        refused=connection.sql("SELECT shard, reason FROM rejected_files ORDER BY shard").fetchall(),
-        decisions=decisions,
-    )
+class RowCounter:
+    """Counts a run's rows shard by shard, so that a page which stays open reads each shard once."""
+
+    def __init__(self, paths: RunPaths, storage: Mapping[str, Any]) -> None:
+        """`storage`: those of the run's settings. Raises InputError for a reward of a package that is not installed here."""
+        self._paths = paths
+        self._how = StorageSettings(**{name: storage[name] for name in ("reward_weights", "discount") if name in storage})
+        check_reward_weights(self._how.reward_weights)
+        self._read: set[str] = set()
+        self._groups: dict[tuple[str, int], str] = {}
+        self._returns: dict[int, tuple[float, int]] = {}
+        self._failures: Counter[str] = Counter()
+        self._refused: list[tuple[str, str]] = []
+        self._decisions = 0
+
+    def read(self, most: int | None = None) -> RowFacts:
+        """What all shards hold that were read so far, after reading at most `most` new ones."""
+        new = [name for name in shard_names(self._paths) if name not in self._read]
+        for name in new[:most]:
+            self._read.add(name)
+            path = self._paths.shards / name
+            try:
+                decisions = open_shard(path)
+                open_phases(path, decisions)
+                self._add(name, decisions)
+            except DataError as error:
+                if path.exists():  # else it was removed meanwhile
+                    self._refused.append((name, str(error)))
+        return RowFacts(
+            return_of_all={version: total / rows for version, (total, rows) in sorted(self._returns.items())},
+            failures=sorted(self._failures.items(), key=lambda each: (-each[1], each[0])),
+            refused=list(self._refused),
+            decisions=self._decisions,
+            left=len(new[most:]) if most is not None else 0,
+        )
+
+    def _add(self, name: str, decisions: pa.Table) -> None:
+        producer = name.partition("/")[0]
+        for group in decisions["start_group"].unique().to_pylist():
+            if self._groups.setdefault((producer, group), name) != name:
+                raise DataError(
+                    f"{self._paths.shards / name} repeats start group {group} of another shard; remove one of the two."
+                )
+        returns = returns_of(decisions, self._how.reward_weights, self._how.discount)
+        statuses, versions = decisions["status"].to_pylist(), decisions["policy_version"].to_pylist()
+        for value, status, version in zip(returns.tolist(), statuses, versions, strict=True):
+            if status == "complete":
+                total, rows = self._returns.get(version, (0.0, 0))
+                self._returns[version] = total + value, rows + 1
+        forks = zip(*(decisions[column].to_pylist() for column in ("start_group", "fork", "reason")), statuses, strict=True)
+        failed = {(group, fork, reason) for group, fork, reason, status in forks if status != "complete"}
+        self._failures.update(reason for _, _, reason in failed)
+        self._decisions += decisions.num_rows

@@ -3,9 +3,11 @@
 Flows and tasks report to `reporter()` and never print. Prefect stores the `entente` log (prefect.yaml), so the UI shows it."""
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 logger = logging.getLogger("entente")
 
@@ -95,6 +97,17 @@ def install(onlooker: Reporter) -> None:
 def shown(text: str, *, keep: str = "") -> str:
     """Escape non-printing characters except `keep`, so untrusted text cannot control the terminal."""
     return "".join(letter if letter.isprintable() or letter in keep else _escape(letter) for letter in text)
+
+
+def view_command(run: Path, step: int = 0) -> str:
+    """The command that opens the live page of a run, by its folder, or of one of its steps."""
+    words = ["entente", "view", run.name, *(["--step", str(step)] if step else [])]
+    return shlex.join([*words, "--runs-root", str(run.parent.resolve())])
+
+
+def shorten(text: str, most: int, *, keep: str = "") -> str:
+    """At most `most` characters of a text of any size, escaped as in `shown`; the last one says that more were left out."""
+    return shown(text, keep=keep) if len(text) <= most else shown(text[: most - 1], keep=keep) + "…"
 
 
 def _escape(letter: str) -> str:

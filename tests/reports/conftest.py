@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from entente.reports.page import html_of
+from entente.reports.page import Surroundings, html_of
 from entente.reports.run_facts import RunFacts, read_facts
-from entente.settings.layers import layered_settings, preset_names
 from storage.runs import RunPaths
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -69,16 +68,10 @@ def run_folder(trained: tuple[dict[str, Any], RunPaths, object], tmp_path: Path)
     return RunPaths(shutil.copytree(trained[1].root, tmp_path / "runs" / "first", ignore=shutil.ignore_patterns("wandb")))
 
 
-@pytest.fixture(scope="session")
-def presets() -> dict[str, Any]:
-    """Every preset's tree."""
-    return {name: layered_settings(name).model_dump(mode="json") for name in preset_names()}
-
-
 @pytest.fixture
-def page_of(presets: dict[str, Any]) -> Callable[[RunPaths], Page]:
+def page_of() -> Callable[[RunPaths], Page]:
     """Makes the page of a run's folder and reads it."""
-    return lambda paths: Page(html_of(read_facts(paths), presets, paths.root.parent))
+    return lambda paths: Page(html_of(read_facts(paths), Surroundings(paths=paths)))
 
 
 def metric_lines(paths: RunPaths) -> list[dict[str, float]]:

@@ -1,7 +1,6 @@
 """What is shown of a decision, a group or a step is what the run's files hold."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ def paths(trained) -> RunPaths:
 
 
 @pytest.fixture(scope="module")
-def rows(paths: RunPaths) -> Iterator[Inspector]:
+def rows(paths: RunPaths) -> Inspector:
     (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
-    storage = settings_of(paths).storage
-    with Inspector(paths, model, storage) as rows:
-        yield rows
+    return Inspector(paths, model, settings_of(paths))
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +62,8 @@ def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, run_folder: 
         assert len(ids[step]) == 3 and all(rows.decision(row).steps == [step] for row in ids[step])
     ledger_path(run_folder, 2).unlink()
     (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
-    storage = settings_of(run_folder).storage
-    with Inspector(run_folder, model, storage) as before:
-        assert [before.decision(row).steps for row in ids[1] + ids[2]] == 3 * [[1]] + 3 * [[]], (
-            "nothing trained on the later ones"
-        )
+    before = Inspector(run_folder, model, settings_of(run_folder))
+    assert [before.decision(row).steps for row in ids[1] + ids[2]] == 3 * [[1]] + 3 * [[]], "nothing trained on the later ones"
 
 
 def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, paths):
@@ -85,3 +79,23 @@ def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, p
     assert {member["fork"]: member["return"] for member in shown.members} == returns
     assert shown.best.facts["return"] == max(returns.values()) > shown.worst.facts["return"] == min(returns.values())
     assert rows.group(first["start_group"], None, None).facts["return_range"] >= shown.facts["return_range"]
+
+
+def test_an_advantage_is_the_return_less_the_mean_of_the_other_forks(rows, paths):
+    ledger = read_ledger(paths, 2)
+    assert ledger is not None
+    first = ledger.to_pylist()[0]
+    members = rows.group(first["start_group"], first["power"], first["phase"]).members
+    assert len(members) > 2
+    for member in members:
+        others = [other["return"] for other in members if other is not member]
+        assert member["advantage"] == pytest.approx(member["return"] - sum(others) / len(others), abs=1e-6)
+        shown = rows.decision(member["decision_id"], member["shard"])
+        assert shown.advantage == member["advantage"] and shown.used[0][0] == 2
+    course = rows.course(members[0])
+    assert course[0][0] == first["phase"] and len(course[-1][1]) - len(course[0][1]) == sum(
+        row["centres_gained"]
+        for row in open_shard(paths.shards / first["shard"]).to_pylist()
+        if (row["start_group"], row["fork"], row["power"]) == (first["start_group"], members[0]["fork"], first["power"])
+        and row["phase_index"] >= members[0]["phase_index"]
+    )

@@ -12,8 +12,8 @@ from entente.evaluation.match_table import MEASURES, Estimate, MatchTable, PairD
 from entente.evaluation.score_files import TrackPoint
 from entente.evaluation.settings import MatchSettings
 from entente.reports import plots, sentences
-from entente.reports.drawing import legend_above, new_plot
-from tests.reports.conftest import facts
+from entente.reports.drawing import BLUE, WIDE, Panel, plot, stand_alone
+from tests.reports.conftest import Page, facts
 
 STEP = {
     "time/step_s": 10.0,
@@ -67,14 +67,34 @@ def test_a_match_is_drawn_year_by_year_and_one_year_alone_is_no_line():
 
 
 def test_long_names_in_a_legend_stay_inside_the_picture():
-    figure, (axes,) = new_plot()
-    for seat in range(4):
-        axes.plot([1, 2], label=f"models/whole-192+{seat}")
-    legend_above(axes)
-    figure.draw_without_rendering()
-    legend = axes.get_legend()
-    assert legend is not None and legend.get_window_extent().x1 < figure.bbox.x1
-    assert axes.get_window_extent().width > 0.8 * figure.bbox.width
+    panel = Panel(label="centres")
+    for seat, name in enumerate(
+        ("models/whole-192+1", "models/whole-192+2", "models/whole-192+3", "models/whole-192+4", 90 * "x")
+    ):
+        panel.line([1, 2], [seat, seat + 1], BLUE, name)
+    drawn = plot([panel], "step", "")
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="start"[^>]*>([^<]*)<', drawn)
+    assert len(texts) == 5 and len({y for _, y, _ in texts}) == 3, "two rows of two names, then the longest, cut"
+    assert all(float(x) + 6.5 * len(text) <= WIDE for x, _, text in texts)
+
+
+def test_a_picture_says_names_as_text_and_its_size_does_not_grow_with_the_steps():
+    panel = Panel(label="</svg><script>alert(1)</script>")
+    panel.line(range(5000), [step % 7 for step in range(5000)], BLUE, '"><img src=x onerror=alert(1)>\x1b')
+    drawn = plot([panel], "step", "<b>" + 2_000_000 * "x")
+    assert Page(drawn).elements and "<script" not in drawn and "<img" not in drawn and "\x1b" not in drawn and len(drawn) < 20_000
+    assert Page(stand_alone(drawn)).elements[1][0] == "rect"
+
+
+def test_a_peak_between_many_steps_is_drawn():
+    panel, flat = Panel(label="norm"), [1.0] * 3000
+    panel.line(range(3000), [*flat[:1500], 9.0, *flat[1501:]], BLUE)
+    drawn = plot([panel], "step", "")
+    heights = [
+        float(y)
+        for y in re.findall(r"[ML][\d.]+ ([\d.]+)", re.findall(r'<path d="(M[^"]+)" fill="none" stroke="#3d85c6"', drawn)[0])
+    ]
+    assert max(heights) - min(heights) > 120, "the whole height of the panel, as the highest value is"
 
 
 def test_what_a_run_does_not_have_is_not_drawn():

@@ -7,8 +7,9 @@ import pytest
 
 from entente.reports import plots
 from entente.reports.explain import explain_run
-from entente.reports.page import html_of
+from entente.reports.page import Surroundings, html_of
 from entente.telemetry.stages import STAGES, TRAINER_STAGES, stages_of, trainer_stages_of
+from storage.runs import RunPaths
 from tests.reports.conftest import facts
 
 STEP = {
@@ -36,7 +37,7 @@ def test_they_add_up_to_the_step_also_where_a_figure_is_longer_than_it():
     assert stages_of(STEP | {"time/rollout_wait_s": 99.0}) == {**dict.fromkeys(STAGES, 0.0), "rollouts": 10.0}
 
 
-def test_the_report_and_explain_run_tell_the_same_stages_by_the_same_names(presets):
+def test_the_report_and_explain_run_tell_the_same_stages_by_the_same_names(tmp_path: Path):
     run = facts(steps={1: STEP})
     alt = re.search(r'aria-label="Wall time of the steps by stage: ([^"]*)."', plots.times(run) or "")
     assert alt is not None
@@ -44,4 +45,4 @@ def test_the_report_and_explain_run_tell_the_same_stages_by_the_same_names(prese
     assert alt[1] == ", ".join(f"{name} {explained.share(name):.0%}" for name in explained.parts)
     assert explained.parts == pytest.approx(stages_of(STEP))
     for stage, meaning in STAGES.items():
-        assert f"{stage}: {meaning}" in html_of(run, presets, Path("runs"))
+        assert f"{stage}: {meaning}" in html_of(run, Surroundings(paths=RunPaths(tmp_path)))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from entente.cli.watch import _CURVES
+from entente.reports.newest import _CURVES
 from entente.telemetry.metrics import METRICS, check
 
 

@@ -1,0 +1,1 @@
+"""Live pages of runs (`entente view`). Read `server.py` first."""

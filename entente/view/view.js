@@ -1,0 +1,34 @@
+"use strict";
+// Asks for the page again every few seconds, and puts in the parts that changed. A page that did not change costs the server little.
+(() => {
+  const lost = document.getElementById("lost"), seen = new Map();
+  let tag = null, wait = Number(document.querySelector("main").dataset.every || 0);
+  for (const part of document.querySelectorAll("[data-part]")) seen.set(part, part.innerHTML);
+
+  function take(text) {
+    const next = new DOMParser().parseFromString(text.replace(/<style[^]*?<\/style>/, ""), "text/html");
+    for (const part of document.querySelectorAll("[data-part]")) {
+      const other = next.querySelector(`[data-part="${part.dataset.part}"]`);
+      if (!other || other.innerHTML === seen.get(part) || (part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select"))) continue;
+      const open = [...part.querySelectorAll("details")].map(each => each.open), focus = document.activeElement?.getAttribute("href");
+      seen.set(part, other.innerHTML);
+      part.innerHTML = other.innerHTML;
+      part.querySelectorAll("details").forEach((each, i) => { each.open = open[i]; });
+      if (focus && !document.body.contains(document.activeElement)) part.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus();
+    }
+    document.title = next.title;
+    wait = Number(next.querySelector("main").dataset.every || 0);
+  }
+
+  async function ask() {
+    if (document.hidden) return;
+    try {
+      const answer = await fetch(location.href, { headers: tag ? { "if-none-match": tag } : {} });
+      lost.hidden = true;
+      if (answer.status === 304) return;
+      tag = answer.headers.get("etag");
+      if (answer.ok) take(await answer.text());
+    } catch { lost.hidden = false; }
+  }
+  (async () => { while (wait) { await new Promise(done => setTimeout(done, wait)); await ask(); } })();
+})();
