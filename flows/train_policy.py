@@ -76,7 +76,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
 async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog) -> float:
     """Roll out, train and publish, step by step. Returns the fraction of the time spent on orchestration."""
     first_step = resources.resume_point.step_done + 1
-    page = RunPage(settings.run, settings.steps)
+    page = RunPage(settings.paths.root, settings.steps)
     desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
     async with page, desk, open_queue(settings, resources) as queue:
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))

@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from prefect.context import FlowRunContext
 
 from entente.evaluation.score_files import read_scores
 from entente.telemetry.errors import one_line
-from entente.telemetry.progress import reporter
+from entente.telemetry.progress import reporter, view_command
 from storage.runs import RunPaths
 
 PAUSE_S = 5.0
@@ -50,10 +51,10 @@ _STEP_COLUMNS = (
 class RunPage:
     """Progress and steps of a training run as artifacts. `step` returns at once; a background task sends."""
 
-    def __init__(self, run: str, steps: int) -> None:
-        self._run, self._steps, self._step = run, steps, 0
-        self._bar = _Artifact("progress", f"progress-{_slug(run)}")
-        self._table = _Artifact("table", f"steps-{_slug(run)}")
+    def __init__(self, folder: Path, steps: int) -> None:
+        self._folder, self._run, self._steps, self._step = folder, folder.name, steps, 0
+        self._bar = _Artifact("progress", f"progress-{_slug(self._run)}")
+        self._table = _Artifact("table", f"steps-{_slug(self._run)}")
         self._rows: deque[dict[str, str]] = deque(maxlen=TABLE_ROWS)
         self._news, self._closing = asyncio.Event(), asyncio.Event()
         self.failures = 0
@@ -100,10 +101,10 @@ class RunPage:
         if self._bar.is_new:
             async with get_client() as client:
                 await client.set_flow_run_name(flow_run, f"train-{self._run}")
-        words = f"{self._run}: {self._step} of {self._steps} steps"
+        words = f"{self._run}: {self._step} of {self._steps} steps. Look at it: `{view_command(self._folder, self._step)}`"
         await self._bar.show(flow_run, words, 100 * self._step / self._steps)
         which = f"the last {TABLE_ROWS} steps" if self._step > TABLE_ROWS else "its steps"
-        words = f"{self._run}: {which}, newest first. The run's metrics.jsonl has all steps and more figures."
+        words = f"{self._run}: {which}, newest first. One step with its groups: `{view_command(self._folder, self._step)}`"
         await self._table.show(flow_run, words, json.dumps(list(self._rows)))
 
 
@@ -200,5 +201,6 @@ def result_page(paths: RunPaths, summary: Mapping[str, Any]) -> str:
         f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
         f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
         f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{paths.root.resolve()}`.",
+        f"Steps, groups, decisions and games, live: `{view_command(paths.root, summary['steps'])}`.",
     ]
     return "\n\n".join(parts)

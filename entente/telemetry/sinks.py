@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import ValidationError
 
 from entente.telemetry.metrics import check
-from entente.telemetry.progress import reporter
+from entente.telemetry.progress import reporter, view_command
 from entente.telemetry.setting_marks import Settings
 
 WandbMode = Literal["offline", "online", "disabled"]
@@ -148,6 +148,7 @@ class WandbRun:
             resume="allow",
             group=os.environ.get("WANDB_RUN_GROUP", self._name),
             config=dict(configuration),
+            notes=f"Steps, groups, decisions and games, live: {view_command(self._folder)}",
             settings=wandb.Settings(
                 silent=True, console="off", x_disable_stats=True, init_timeout=REACH_S, finish_timeout=REACH_S
             ),
@@ -168,6 +169,7 @@ class WandbRun:
                 self._run.summary.update({name: value for name, value in values.items() if name.startswith("score/")})
                 return
             self._run.log(dict(values), step=step)
+            self._run.summary.update({"view": view_command(self._folder, step)})
             self._step_file.write_text(str(step))
         except Exception as error:
             self._give_up(error)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -50,7 +51,7 @@ async def artifacts_of(flow_run: UUID) -> dict[str, Any]:
 @pytest.mark.system
 def test_the_page_of_a_run_ends_with_all_its_steps_under_two_keys_and_its_name(in_flow_run):
     async def run(flow_run: UUID) -> tuple[dict[str, Any], str]:
-        async with RunPage("My_run.1", 3) as page:
+        async with RunPage(Path("runs/My_run.1"), 3) as page:
             for step in (1, 2, 3):
                 page.step(step, FIGURES)
                 await asyncio.sleep(0.3)
@@ -62,7 +63,9 @@ def test_the_page_of_a_run_ends_with_all_its_steps_under_two_keys_and_its_name(i
     assert name == "train-My_run.1"
     keys = {kind: artifact.key for kind, artifact in shown.items()}
     assert keys == {"progress": "progress-my-run-1", "table": "steps-my-run-1"}
-    assert shown["progress"].data == 100 and shown["progress"].description == "My_run.1: 3 of 3 steps"
+    opens = f"entente view My_run.1 --step 3 --runs-root {Path('runs').resolve()}"
+    assert shown["progress"].data == 100 and shown["progress"].description == f"My_run.1: 3 of 3 steps. Look at it: `{opens}`"
+    assert f"`{opens}`" in str(shown["table"].description)
     rows = json.loads(shown["table"].data)
     assert [row["step"] for row in rows] == ["3", "2", "1"]
     assert rows[0] | {"return": "+0.25", "decisions": "16", "tokens/s": "248", "Prefect": "5.0%", "lag": ""} == rows[0]
@@ -75,7 +78,7 @@ def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     monkeypatch.setattr(tasks.artifacts, "PAUSE_S", 0.05)
 
     async def run(flow_run: UUID) -> int:
-        async with RunPage("lost", 4) as page:
+        async with RunPage(Path("runs/lost"), 4) as page:
             page.step(1, FIGURES)
             while len(shown := await artifacts_of(flow_run)) < 2:
                 await asyncio.sleep(0.05)
@@ -111,4 +114,5 @@ def test_a_result_is_what_the_files_of_scores_say(tmp_path):
     page = result_page(paths, {"steps": 2})
     assert "run night reached them in its first 16 start groups" in page
     assert "The intervals do not overlap: training helped." in page and str(paths.root) in page
+    assert f"`entente view {paths.root.name} --step 2 --runs-root " in page
     assert "trained against mover: +0.50 centres, 95 % interval [+0.40, +0.60]; 4 forks of 8 positions" in page

@@ -65,6 +65,7 @@ class OpenRun:
 
     def __init__(self, **asked: Any) -> None:
         self.id, self.logged, self.artifacts, self.summary = asked["id"], dict[int, Any](), list[Any](), dict[str, Any]()
+        self.notes = asked["notes"]
 
     def log(self, values: Any, step: int) -> None:
         self.logged[step] = self.logged.get(step, {}) | values
@@ -99,6 +100,7 @@ def test_wandb_has_one_entry_per_step_and_the_report(tmp_path: Path, opened: lis
     log.finish(report)
     (run,) = opened
     assert run.logged == {0: {"mismatch/mean": 0.125}, 1: figures, 2: figures | scores}, "scores belong to the last step"
+    assert run.summary["view"] == f"entente view {tmp_path.name} --step 2 --runs-root {tmp_path.parent}" and "view" in run.notes
     assert [list(artifact.manifest.entries) for artifact in run.artifacts] == [["report.html"]] and said == []
 
 
