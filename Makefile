@@ -50,7 +50,7 @@ check: setup-dev ## Lint, format, types, and the layers that imports must keep
 	$(BIN)/lint-imports --no-cache
 
 reference: setup ## Write the pages of docs/ that are made from code: commands, settings, Python API, views
-	$(BIN)/python -m entente.reference.pages docs
+	$(BIN)/python -m deploy.site.reference docs
 
 .venv-docs/.set-up: deploy/locks/docs.lock
 	$(or $(PYTHON),python3) -m venv --clear .venv-docs

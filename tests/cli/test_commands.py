@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from deploy.site.reference import leaves
 from entente.cli.commands import COMMANDS, command_line, overview
 from entente.cli.main import run
-from entente.reference.pages import leaves
 
 LEAVES = dict(leaves(command_line()))
 NAMES = [name for commands in COMMANDS.values() for name in commands]

@@ -1,7 +1,7 @@
-"""Writes the pages of docs/ that are made from code: `python -m entente.reference.pages docs`.
+"""Writes the pages of docs/ that are made from code: `python -m deploy.site.reference docs`.
 
 Commands come from docstrings and parameters, settings from their classes, the Python API from its modules, views from DuckDB.
-tests/reference/test_pages.py fails where a page is not current.
+tests/test_reference.py fails where a page is not current.
 """
 
 import ast
@@ -17,9 +17,9 @@ from typing import Any, get_args
 from cyclopts import App, Parameter
 from pydantic import BaseModel
 
+from deploy.site.views_picture import views_picture
 from entente.cli.commands import COMMANDS, command_line
 from entente.cli.options import SettingsFlags
-from entente.reference.views_picture import views_picture
 from entente.settings.reference import reference
 
 

@@ -5,11 +5,11 @@ from dataclasses import fields
 
 import pytest
 
+from deploy.site.reference import PAGES, commands_page, python_page, views_page
 from entente.cli.commands import COMMANDS
 from entente.cli.settings import FIRST_SETTINGS
 from entente.records.distil_target import DistilTarget
 from entente.records.rows import Decision, PlayedPhase
-from entente.reference.pages import PAGES, commands_page, python_page, views_page
 from entente.settings.reference import FIRST_EIGHT
 from storage.run_sql import QUERIES
 from storage.run_views import COLUMNS, VIEWS

@@ -1,1 +1,0 @@
-"""The pages of docs/ that are made from code; for developers only. Read `pages.py` first."""
