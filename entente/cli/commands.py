@@ -27,8 +27,8 @@ COMMANDS = {
         "export": ("entente.cli.model:export", "Export a version for transformers and vLLM."),
     },
     "Inspect runs": {
-        "runs": ("entente.cli.runs:app", _LISTED),
         "view": ("entente.cli.view:view", "Look at runs live in a browser: steps, groups, tokens, SQL."),
+        "runs": ("entente.cli.runs:app", _LISTED),
         "watch": ("entente.cli.watch:watch", _LISTED),
         "report": ("entente.cli.report:report", _PAGES),
         "compare": ("entente.cli.compare:compare", _PAGES),
