@@ -65,7 +65,8 @@ def limit_queue(client: "SyncPrefectClient", pool: str) -> bool:
 
 def crash_silent_runs() -> dict[str, Any]:
     """Marks a flow run whose heartbeats stop as crashed: Prefect frees its slots, and the recovery automation starts."""
-    ends = [f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "TimedOut", "Crashed", "Cancelled", "Paused")]
+    states = ("Completed", "Failed", "TimedOut", "Crashed", "Cancelled", "Paused", "Suspended")
+    ends = [f"prefect.flow-run.{state}" for state in states]
     return _automation(
         "Entente: a run without a sign of life has crashed",
         f"Runs send a heartbeat every 30 s. After {SILENT_S} s without one, the host or the process is lost or stopped.",

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.states import Cancelled, Completed, Crashed, Failed, Paused, Suspended
 
 from entente.prefect_server.automations import (
     NOTIFIED,
@@ -57,6 +58,11 @@ def test_what_differs_is_brought_up_to_date_and_stays_switched_off():
     assert apply(server)[0].endswith("brought up to date")
     ((number, now),) = server.changed
     assert (number, now.enabled, now.description) == (UUID(int=0), False, crash_silent_runs()["description"])
+
+
+@pytest.mark.parametrize("state", [Completed, Failed, Crashed, Cancelled, Paused, Suspended])
+def test_a_run_that_prefect_ended_is_not_taken_for_a_silent_one(state: Any):
+    assert f"prefect.flow-run.{state().name}" in crash_silent_runs()["trigger"]["expect"]
 
 
 def test_without_the_recovery_s_deployment_no_automation_names_it():
