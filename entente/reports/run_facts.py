@@ -90,7 +90,7 @@ class FactsReader:
             self._paths.scores,
             *(entry.path for entry in entries_in(self._paths.shards)),
         )
-        touched = [marks[1] / 1e9 for folder in folders if (marks := file_marks(folder)) is not None]
+        touched = [found[1] / 1e9 for folder in folders if (found := file_marks(folder)) is not None]
         return RunFacts(
             **{each.name: getattr(run, each.name) for each in fields(run) if each.name not in ("troubles", "quiet_s")},
             quiet_s=min([run.quiet_s, *(time.time() - each for each in touched)]),

@@ -21,7 +21,7 @@ from storage.runs import RunPaths
 
 _AT_ONCE = ("head", "now")
 """Parts without plots, which are as new as the request."""
-_REST, _LONGEST_REST_S = 30, 60.0
+_REST, _LONGEST_REST_S = 25, 10.0
 _SHARDS = 20
 """Read at a time, before the next part is drawn."""
 _TICK_S = 10.0
@@ -135,9 +135,16 @@ class Drawer(threading.Thread):
                 for live in self._looked_at():
                     began = time.thread_time()
                     more = live.draw_next() or more
-                    if live.is_whole and live.paths.root.name not in self._warmed:
-                        self._warmed.add(live.paths.root.name)
-                        with suppress(EntenteError):  # the page that needs it says what is missing
-                            self._warm(live.paths.root.name)
+                    worked = time.thread_time() - began
+                    self._warm_once(live.paths.root.name, live.is_whole)
                     if live.is_whole and self._trains():
-                        self._closed.wait(min(_LONGEST_REST_S, _REST * (time.thread_time() - began)))
+                        self._closed.wait(min(_LONGEST_REST_S, _REST * worked))
+
+    def _warm_once(self, run: str, is_whole: bool) -> None:
+        if is_whole and run not in self._warmed:
+            self._warmed.add(run)
+            threading.Thread(target=self._load, args=(run,), name="entente-view-loader", daemon=True).start()
+
+    def _load(self, run: str) -> None:
+        with suppress(EntenteError):  # the page that needs it says what is missing
+            self._warm(run)

@@ -14,7 +14,7 @@
       seen.set(part, other.innerHTML);
       part.innerHTML = other.innerHTML;
       part.querySelectorAll("details").forEach((each, i) => { each.open = open[i]; });
-      if (focus && !document.body.contains(document.activeElement)) part.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus();
+      if (focus && document.activeElement === document.body) part.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus();
     }
     document.title = next.title;
     wait = Number(next.querySelector("main").dataset.every || 0);

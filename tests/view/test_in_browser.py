@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,11 +13,19 @@ import pytest
 from storage.files import file_lock
 from storage.runs import RunPaths
 from tests.conftest import Entente
-from tests.live_games.test_page import LIMIT_MS, address, end
+from tests.live_games.test_page import LIMIT_MS, end
 from tests.thought_rows import add_thoughts
 
 WICKED = "Take BER.\n</script><img src=x onerror=alert(1)> & hold \x1b[2J" + 40 * "verylongword"
 pytestmark = [pytest.mark.browser, pytest.mark.system]
+
+
+def address(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("http://127.0.0.1:"):
+            return line.strip()
+    raise AssertionError(process.communicate())
 
 
 @pytest.fixture
@@ -56,9 +65,11 @@ def test_a_run_is_watched_from_its_first_step_to_its_end_without_a_reload(opened
 
     def came(*names: str) -> None:
         for name in names:
-            copy = shutil.copytree if (whole / name).is_dir() else shutil.copyfile
             (stored_run.root / name).parent.mkdir(parents=True, exist_ok=True)
-            copy(whole / name, stored_run.root / name)
+            if (whole / name).is_dir():
+                shutil.copytree(whole / name, stored_run.root / name, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(whole / name, stored_run.root / name)
 
     with file_lock(stored_run.lock) as mine, opened("before", width=400, scheme="dark") as page:
         assert mine
