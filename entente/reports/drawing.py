@@ -20,7 +20,7 @@ PINK, NAVY = "#d98cb3", "#4a5a8a"
 """Mid tones, visible on light and dark backgrounds and with colour blindness."""
 WIDE, LINE = 560.0, 19.0
 """Width of a picture, and height of a line of text, in SVG units."""
-_LETTER, _MARGIN, _RIGHT = 6.7, 60.0, 12.0
+_LETTER, _MARGIN, _RIGHT = 6.7, 64.0, 12.0
 _FEW, _MANY = 60, 240
 """Up to `_FEW` points have dots; more than `_MANY` are joined before they are drawn."""
 _LONGEST = 40
@@ -182,8 +182,8 @@ def _panel(panel: Panel, top: float, across: Callable[[float], float]) -> list[s
     drawn += [mark(across, lambda value: level(scale(value))) for mark in panel.marks]
     drawn.append(_stroke(f"M{_MARGIN} {top:.1f}V{top + panel.high:.1f}H{WIDE - _RIGHT}", "currentColor", 1, 0.5))
     middle = top + panel.high / 2
-    words = _text(panel.label, 12, middle, "middle")
-    return [*drawn, words.replace("<text", f'<text transform="rotate(-90 12 {middle:.1f})"', 1)]
+    words = _text(panel.label, 11, middle, "middle")
+    return [*drawn, words.replace("<text", f'<text transform="rotate(-90 11 {middle:.1f})"', 1)]
 
 
 def _stairs(edges: np.ndarray, below: np.ndarray, top: np.ndarray, colour: str) -> Callable[..., str]:

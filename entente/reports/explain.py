@@ -2,7 +2,9 @@
 
 Stages (`entente.telemetry.stages`) add up to the wall time; forward to optimiser count as one bottleneck."""
 
-from collections.abc import Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -32,7 +34,8 @@ def explain_step(steps: Mapping[int, Figures], step: int, settings: Mapping[str,
     figures = steps[step]
     parts, seconds = stages_of(figures), figures["time/step_s"]
     limit = _limit(parts)
-    sentences = [_slowness(step, steps)] if _is_slow(step, steps) else []
+    ordered = sorted(each["time/step_s"] for each in steps.values())
+    sentences = [_slowness(step, steps)] if _is_slow(step, steps, ordered) else []
     sentences += [f"{_most(limit, parts, seconds)}.", *_cause(limit[0], [figures], steps, settings)]
     return Explanation(title=f"step {step}", seconds=seconds, parts=parts, sentences=sentences)
 
@@ -53,16 +56,21 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
     without = seconds - sum(parts[name] for name in limit)
     if 0 < without < seconds:
         sentences.append(f"Without it, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
-    if slow := sorted((step for step in steps if _is_slow(step, steps)), key=lambda step: -steps[step]["time/step_s"]):
+    ordered = sorted(figures["time/step_s"] for figures in steps.values())
+    slow = [step for step in steps if _is_slow(step, steps, ordered)]
+    if slow := sorted(slow, key=lambda step: -steps[step]["time/step_s"]):
         sentences += [_slowness(step, steps) for step in slow[:SLOW_NAMED]]
         if more := sorted(slow[SLOW_NAMED:]):
             sentences.append(f"Also slow: {', '.join(map(str, more[:8]))}{', ...' * (len(more) > 8)}.")
     return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
 
 
-def _is_slow(step: int, steps: Mapping[int, Figures]) -> bool:
-    others = [figures["time/step_s"] for other, figures in steps.items() if other != step]
-    return len(others) >= 2 and steps[step]["time/step_s"] >= SLOW * median(others)
+def _is_slow(step: int, steps: Mapping[int, Figures], ordered: Sequence[float]) -> bool:
+    """`ordered`: the times of all steps, ascending."""
+    own, others = steps[step]["time/step_s"], len(ordered) - 1
+    place = bisect_left(ordered, own)
+    middle = [ordered[at if at < place else at + 1] for at in ((others - 1) // 2, others // 2)] if others >= 2 else [math.inf]
+    return own >= SLOW * sum(middle) / len(middle)
 
 
 def _slowness(step: int, steps: Mapping[int, Figures]) -> str:

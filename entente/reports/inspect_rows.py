@@ -168,6 +168,22 @@ class Inspector:
         opened = self._open(facts["shard"])
         return [self._decided(opened, row) for row in sorted(opened.group_of(facts), key=lambda row: row["fork"])]
 
+    def parting(self, one: Facts, other: Facts) -> tuple[str, list[str], list[str]] | None:
+        """The first phase in which the power ordered otherwise in two forks of a group, and the orders that each gave alone."""
+        opened, given = self._open(one["shard"]), list[dict[str, list[str]]]()
+        for fork in (one["fork"], other["fork"]):
+            rows = [
+                row
+                for row in opened.rows
+                if [row["start_group"], row["fork"], row["power"]] == [one["start_group"], fork, one["power"]]
+            ]
+            rows.sort(key=lambda row: row["phase_index"])
+            given.append({row["phase"]: opened.decisions["orders"][row["row"]].as_py() for row in rows})
+        for phase, own in given[0].items():
+            if set(own) != set(theirs := given[1].get(phase, [])):
+                return phase, [order for order in own if order not in theirs], [order for order in theirs if order not in own]
+        return None
+
     def course(self, facts: Facts) -> list[tuple[str, tuple[str, ...]]]:
         """(phase, supply centres) of the power from the decision to the end of its fork."""
         opened, boards = self._open(facts["shard"]), []

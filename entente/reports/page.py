@@ -142,7 +142,10 @@ def _sound(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
     rows = facts.rows or RowFacts()
     counts = [("decisions rolled out", f"{rows.decisions if facts.rows and not rows.left else facts.decisions:,}")]
     counts += [(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS]
-    counts += [("shards set aside", len(rows.refused)), *((f"failed: {reason}", forks) for reason, forks in rows.failures)]
+    counts += [
+        ("shards set aside", str(len(rows.refused))),
+        *((f"failed: {reason}", str(forks)) for reason, forks in rows.failures),
+    ]
     return {
         "mismatch": sentences.mismatch(facts),
         "lag_says": sentences.lag(facts),

@@ -134,16 +134,15 @@ def why_it_won(rows: Inspector, best: Decided, worst: Decided) -> list[str]:
     if best.facts["return"] == worst.facts["return"]:
         return ["All forks have the same return, so the group teaches nothing."]
     names = [f"fork {each.facts['fork']}" for each in (best, worst)]
-    own, other = ([order for order, _ in each.orders] for each in (best, worst))
     said = [f"{names[0].capitalize()} returned {best.facts['return'] - worst.facts['return']:.3g} more than {names[1]}."]
-    if own == other:
-        said.append(
-            "Both gave the same orders here: what the others ordered, or what the policy ordered later, made the difference."
-        )
+    if (parting := rows.parting(best.facts, worst.facts)) is None:
+        said.append("The power gave the same orders in both: what the others ordered made the difference.")
     else:
-        ours = ", ".join(order for order in own if order not in other) or "nothing else"
-        theirs = ", ".join(order for order in other if order not in own) or "nothing else"
-        said.append(f"Here {names[0]} ordered {ours}; {names[1]} ordered {theirs}.")
+        phase, ours, theirs = parting
+        said.append(
+            f"They part in {phase}: {names[0]} ordered {', '.join(ours) or 'nothing else'}; "
+            f"{names[1]} ordered {', '.join(theirs) or 'nothing else'}."
+        )
     if tuple(best.facts[name] for name in ("ended", "status")) != tuple(worst.facts[name] for name in ("ended", "status")):
         said.append(f"{names[0].capitalize()} ended: {best.facts['ended']}; {names[1]}: {worst.facts['ended']}.")
     for (phase, ours), (_, theirs) in zip(rows.course(best.facts), rows.course(worst.facts), strict=False):
@@ -178,7 +177,16 @@ def decision_page(
     for place, token in enumerate(found.sampled):
         values = {"probability": math.exp(token.logprob), "legal": token.legal, "advantage": found.advantage}
         values |= {name: columns.get(name, {}).get(place) for name in RECOMPUTED}
-        tokens.append({"place": place, "text": token.token, "forced": token.legal == 1, "logprob": token.logprob, **values})
+        tokens.append(
+            {
+                "place": place,
+                "text": token.token,
+                "quoted": repr(token.token),
+                "forced": token.legal == 1,
+                "logprob": token.logprob,
+                **values,
+            }
+        )
     for token, heat in zip(tokens, _heats(tokens, overlay), strict=True):
         token["heat"] = heat
     return {

@@ -17,6 +17,7 @@ from entente.settings.layers import settings_of
 from storage.files import file_lock
 from storage.ledger import read_ledger
 from storage.runs import RunPaths
+from storage.shards import open_shard
 from tests.damage import flip
 from tests.reports.conftest import Page
 from tests.thought_rows import add_thoughts
@@ -189,6 +190,15 @@ def test_a_group_says_where_its_forks_part_and_why_one_won(asked: Asked, stored_
     )
     for member in found.members:
         assert f"Fork {member['fork']}: return {member['return']:+.3g}, advantage {member['advantage']:+.3g}" in page.text
+    if best["return"] != worst["return"]:
+        orders = {fork: [] for fork in (best["fork"], worst["fork"])}
+        for row in sorted(open_shard(stored_run.shards / best["shard"]).to_pylist(), key=lambda row: row["phase_index"]):
+            if (row["start_group"], row["power"]) == (best["start_group"], best["power"]) and row["fork"] in orders:
+                orders[row["fork"]].append((row["phase"], row["orders"]))
+        pairs = zip(orders[best["fork"]], orders[worst["fork"]], strict=False)
+        phase, own, other = next((mine[0], mine[1], theirs[1]) for mine, theirs in pairs if set(mine[1]) != set(theirs[1]))
+        assert f"They part in {phase}: fork {best['fork']} ordered" in page.text
+        assert all(order in page.text for order in {*own} ^ {*other})
     assert "centres first differ in" in page.text or "centres never differ" in page.text
 
 
