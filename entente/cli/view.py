@@ -36,7 +36,8 @@ def view(
         entente view mine --step 12
     """
     from entente.live_games.http_server import bind, make_server, new_key, serve
-    from entente.view.server import Viewer, view_app
+    from entente.view.server import view_app
+    from entente.view.viewer import Viewer
 
     if not runs_root.is_dir():
         raise InputError(f"there is no folder '{runs_root}': name the folder of your runs with --runs-root")

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from entente.view.server import Viewer, view_app
+from entente.view.server import view_app
+from entente.view.viewer import Viewer
 from storage.runs import RunPaths
 
 ADDRESS, KEY = "127.0.0.1:8765", "the-key"
