@@ -196,7 +196,7 @@ def publish(
 ) -> None:
     """Write a small trained policy as one self-contained folder: weights, tokenizer, recipe and card.
 
-    A version's adapter is merged into its base. The folder takes at most 8 MB: weights keep their dtype if they fit, else
+    A version's adapter is merged into its base. The folder takes at most 12 MB: weights keep their dtype if they fit, else
     they are rounded to bfloat16. It contains no local paths, and never changes.
 
     Examples

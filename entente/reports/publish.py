@@ -37,7 +37,7 @@ from storage.runs import MODEL_FOLDER, RunPaths, hashes_file
 CARD = "README.md"
 BASE_FOLDER = "base"
 MOST_BASE_BYTES = 16_000_000
-MOST_BYTES = 8_000_000
+MOST_BYTES = 12_000_000
 """Size limit of a published model: every clone of the repository downloads it."""
 _CARD_BYTES = 20_000
 _PROGRAM = Path(inference.__file__).with_name("legal_orders.py")

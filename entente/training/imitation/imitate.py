@@ -80,6 +80,7 @@ def prepare(folder: Path, settings: ImitationSettings, positions: Positions) -> 
 
 def _network(folder: Path, settings: ImitationSettings) -> Qwen3ForCausalLM:
     if settings.begin_with is not None:
+        disable_progress_bar()  # the reporter shows the progress
         return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
     longest = longest_sequence(settings.prompts)
     return new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
@@ -181,7 +182,7 @@ def curve_line(point: CurvePoint, steps: int) -> str:
 
 def write_model(trained: Imitation, folder: Path, recipe: dict[str, Any]) -> None:
     """The recipe is written last."""
-    disable_progress_bar()  # the reporter shows the progress
+    disable_progress_bar()
     trained.model.save_pretrained(folder)
     usual_mode(folder / WEIGHTS)
     about = {"prompts": trained.settings.prompts.model_dump(), "parameters": trained.model.num_parameters()}
