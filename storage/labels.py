@@ -40,7 +40,8 @@ def check_made_alike(folder: Path, made_by: Mapping[str, Any]) -> None:
     """Raise InputError if the folder has labels that were not made by `made_by`; DataError if a file is damaged."""
     tables = read_labels([folder]) if names_in(folder) else []
     if tables and (difference := _difference(_made_by(tables[0]), made_by)):
-        raise InputError(f"the labels in '{folder}' were made with {difference}: keep that, or name another folder")
+        cure = "go on with the release that made them" if difference.startswith("code.") else "keep that"
+        raise InputError(f"the labels in '{folder}' were made with {difference}: {cure}, or name another folder")
 
 
 def read_labels(folders: Sequence[Path]) -> list[pa.Table]:

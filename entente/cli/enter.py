@@ -64,7 +64,7 @@ def enter(
     if address.startswith(("http://", "https://")):
         if power or draw_after:
             raise InputError("on webDiplomacy the account's games fix powers, and nobody votes: leave out --power, --draw-after")
-        return _play_web(address, game, with_run(player, run, runs_root), how, seed, runs_root)
+        return _play_web(address, game, player, run, how, seed, runs_root)
     _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
     wanted = named_powers(power)
@@ -103,7 +103,7 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
         raise EntenteError(f"{len(entered.lost)} of the games could not be stored: {', '.join(entered.lost[:10])}")
 
 
-def _play_web(url: str, game: str, player: str, how: "PlaySettings", seed: int, runs_root: Path) -> None:
+def _play_web(url: str, game: str, player: str, run: str, how: "PlaySettings", seed: int, runs_root: Path) -> None:
     import aiohttp
 
     from entente.game.webdiplomacy import WebDiplomacy
@@ -114,7 +114,7 @@ def _play_web(url: str, game: str, player: str, how: "PlaySettings", seed: int, 
     if wrong := [each for each in ids if not each.isdigit()]:
         raise InputError(f"--game names '{wrong[0]}': games of webDiplomacy have numbers")
     key = _secret(_WEB_KEY, "API key")
-    _, (who,) = resolve_players([player], "", runs_root)
+    _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
 
     async def play(opened: "OpenPlayers") -> None:
         async with aiohttp.ClientSession() as session:

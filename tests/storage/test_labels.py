@@ -43,13 +43,13 @@ def test_labels_of_folders_made_by_one_search_are_read_together(tmp_path):
 @pytest.mark.parametrize(
     ("made_by", "why"),
     [
-        (OTHER_SEARCH, "search.playouts 80, not 300"),
-        (OTHER_POLICY, "policy.weights 'aa', not 'bb'"),
-        (OTHER_CODE, "code.entente.game '1', not '2'"),
+        (OTHER_SEARCH, "search.playouts 80, not 300: keep that"),
+        (OTHER_POLICY, "policy.weights 'aa', not 'bb': keep that"),
+        (OTHER_CODE, "code.entente.game '1', not '2': go on with the release that made them"),
     ],
 )
 def test_a_folder_goes_on_only_as_it_began(tmp_path, made_by, why):
-    with pytest.raises(InputError, match=f"were made with {why}: keep that, or name another folder"):
+    with pytest.raises(InputError, match=f"were made with {why}, or name another folder"):
         check_made_alike(folder_of(tmp_path), made_by)
 
 
