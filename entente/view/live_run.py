@@ -113,7 +113,7 @@ class Drawer(threading.Thread):
 
     def __init__(self, looked_at: Callable[[], list[LiveRun]], trains: Callable[[], bool], warm: Callable[[str], None]) -> None:
         """`warm`: called once with the name of a run whose parts are drawn."""
-        super().__init__(name="entente-view-drawer", daemon=True)
+        super().__init__(name="entente-view-drawer")  # no daemon: one that computes while Python ends aborts the process
         self._looked_at, self._trains, self._warm = looked_at, trains, warm
         self._warmed: set[str] = set()
         self._wake, self._closed = threading.Event(), threading.Event()
@@ -143,7 +143,7 @@ class Drawer(threading.Thread):
     def _warm_once(self, run: str, is_whole: bool) -> None:
         if is_whole and run not in self._warmed:
             self._warmed.add(run)
-            threading.Thread(target=self._load, args=(run,), name="entente-view-loader", daemon=True).start()
+            threading.Thread(target=self._load, args=(run,), name="entente-view-loader").start()
 
     def _load(self, run: str) -> None:
         with suppress(EntenteError):  # the page that needs it says what is missing
