@@ -72,10 +72,11 @@ class Job:
         return None, self.last_line or f"Its process ended {how_it_ended(self._child.returncode)}."
 
     def cancel(self) -> None:
-        self.cancelled = self.cancelled or self.running
-        with suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        if self.running:  # the number of a process that ended may be another's by now
+            self.cancelled = True
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
         self.answer()
 
 

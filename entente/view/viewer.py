@@ -309,7 +309,7 @@ class Viewer:
             return f"Run {training[0]} trains on this machine, and these games would slow it down: ask again to play them anyway."
         chosen = WHAT_IF | fields
         self.paths(run)
-        words = ["runs", "what-if", "--json", "--game", game, "--run", run, "--runs-root", str(self.runs_root)]
+        words = ["runs", "what-if", "--json", f"--game={game}", f"--run={run}", f"--runs-root={self.runs_root}"]
         for name in ("phase", "power", "players", "forks", "years", *(("version",) if chosen["version"] else ())):
             words.append(f"--{name}={chosen[name]}")
         words += [f"--orders={chosen['orders']}"] if chosen["orders"] and not chosen["version"] else []
