@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from entente.cli import main
-from entente.cli.sql import RunText
+from entente.reports.run_text import RunText
 from entente.settings.run_settings import RunSettings
 from storage.run_sql import THREAD
 from storage.runs import RunPaths
@@ -180,7 +180,7 @@ def test_threads_of_one_query_load_the_tokenizer_once(monkeypatch: pytest.Monkey
         time.sleep(0.05)
         return model
 
-    monkeypatch.setattr("entente.settings.find_model.model_of", slowly)
+    monkeypatch.setattr("entente.reports.run_text.model_of", slowly)
     text = RunText(RunSettings(), Path("runs/mine"))
     with ThreadPoolExecutor(4) as pool:
         assert None not in list(pool.map(text.of_token, [40, 41, 42, 43]))

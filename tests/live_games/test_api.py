@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,6 @@ from entente.decoding.codec import Codec
 from entente.game.board import Board
 from entente.game.prompts import PromptSettings, board_text, power_text
 from entente.game.recorded import as_recorded
-from entente.live_games.orders_request import read_question, read_request
 from entente.players.policy import Tokens
 from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineError, EngineLostError
@@ -299,7 +299,10 @@ def test_a_draw_that_fails_is_told_under_its_status(client, engine, error: Excep
     assert client.chat.completions.create(model=MODEL, messages=france()).choices
 
 
-def test_the_curl_of_the_page_is_a_request_that_can_be_answered():
-    page = (PUBLISHED.parents[1] / "docs" / "evaluation.md").read_text()
-    body = page.split("/v1/chat/completions -H 'content-type: application/json' -d '")[1].split("'\n")[0]
-    assert read_question(read_request(body.encode()))[1] == Board.start().legal_orders()["FRANCE"]
+def test_the_program_of_the_page_gets_orders_for_its_game(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch):
+    page = (PUBLISHED.parents[1] / "docs" / "play.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.setattr(openai, "OpenAI", lambda **how: client)
+    names: dict[str, Any] = {}
+    exec(program.replace("models/whole-192", MODEL), names)
+    assert len(names["game"].get_orders("FRANCE")) == 3 and len(names["answer"].choices) == 3
