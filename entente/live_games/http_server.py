@@ -153,15 +153,20 @@ def make_server(app: FastAPI, *, drain_s: float, on_shutdown: Callable[[], objec
 
 @contextmanager
 def signals_end_here() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after its shutdown, so that the caller can clean up."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    signals = (signal.SIGTERM, signal.SIGINT) if in_main_thread else ()
-    handlers = {number: signal.signal(number, lambda *_: None) for number in signals}
+    """Ignore the signal that uvicorn raises again after its shutdown, so that the caller can clean up.
+
+    Nor does the wakeup pipe hear of it: its reader may be late, and would take it for one that came after the shutdown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    wakeup = signal.set_wakeup_fd(-1)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
 
 
 async def serve(server: uvicorn.Server, listener: socket.socket, *, on_ready: Callable[[], None]) -> None:

@@ -83,13 +83,13 @@ async def label_file(folder: Path, first_game: int, settings: LabelSettings, pol
         if not mine:
             return 0
         if path.exists():
-            lock.unlink()
+            lock.unlink(missing_ok=True)
             return 0
         numbers = range(first_game, first_game + GAMES_A_FILE)
         games = await asyncio.gather(*(label_game(number, settings, policy) for number in numbers))
         labels = [label for game in games for label in game]
         await asyncio.to_thread(publish_labels, folder, first_game, labels, about)
-        lock.unlink()
+        lock.unlink(missing_ok=True)
     return len(labels)
 
 

@@ -1,6 +1,8 @@
 """A client that sends too much, that hangs up, or that is one too many is refused plainly."""
 
 import logging
+import os
+import signal
 import socket
 import threading
 import time
@@ -10,7 +12,7 @@ import httpx
 import pytest
 
 from entente.live_games import http_server
-from entente.live_games.http_server import bind, make_server
+from entente.live_games.http_server import bind, make_server, signals_end_here
 from entente.live_games.server import play_app
 from tests.waiting import wait_until
 
@@ -84,3 +86,25 @@ def test_a_client_that_hangs_up_prints_no_traceback(end, capfd, caplog):
     assert end.knock() == 200
     out, err = capfd.readouterr()
     assert (out, err) == ("", "") and not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_ended_a_server_is_not_heard_again_by_whoever_reads_the_wakeup_pipe(number: int):
+    """A thread that reads late would take it for one that came after the shutdown, and end the command with 130."""
+    reader, writer = os.pipe()
+    for each in (reader, writer):
+        os.set_blocking(each, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        with signals_end_here():
+            signal.raise_signal(number)
+        with pytest.raises(BlockingIOError):
+            os.read(reader, 1)
+        handler = signal.signal(number, lambda *_: None)
+        signal.raise_signal(number)
+        signal.signal(number, handler)
+        assert os.read(reader, 1) == bytes([number])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)
