@@ -195,10 +195,10 @@ async def _learn(
             reports = (await roll_out_groups(quoted(resources), group_range),)
             await has_fresh_rows(resources)  # lists the folders: steps on targets alone leave gaps in the numbers
         rolled = StepRollouts(reports=reports, ready_share=float(not reports), queue={})
-        trained = await train_step(quoted(resources), step, groups, query)
-        newest, metrics = trained.published, trained.metrics
+        metrics = await train_step(quoted(resources), step, groups, query)
+        newest = await resources.saved()
         await resources.serve(newest)
-        log.log(step, await clock.end_step(rolled, trained) | point)
+        log.log(step, await clock.end_step(rolled, metrics) | point)
         point.clear()
         reporter().stage(f"learn {number}", min(steps, newest.version - student.version), steps)
     return newest, metrics

@@ -89,7 +89,7 @@ async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog
                 log.log(0, figures)
             queue.play_ahead(step)
             trained = await train_step(quoted(resources), step)
-            await queue.hand_over(trained.published, at_once=due(settings, step))
+            await queue.hand_over(asyncio.create_task(resources.saved()), at_once=due(settings, step))
             if due(settings, step):
                 figures |= await score_version(resources, settings, step)
             figures |= await clock.end_step(rollouts, trained)

@@ -9,9 +9,9 @@ import json
 import shutil
 from pathlib import Path
 
-from entente.records.policy_version import ADAPTER_FILES, PolicyVersion, measure_adapter, version_in
+from entente.records.policy_version import ADAPTER_FILES, PolicyVersion, combined_hash, measure_adapter, version_in
 from entente.telemetry.errors import DataError
-from storage.files import folders_in, make_directory, name_aside, publish_directory, set_aside
+from storage.files import folders_in, make_directory, name_aside, publish_directory, set_aside, write_measured
 from storage.json_files import read_object
 from storage.runs import ADAPTER_NAME, RunPaths, numbers_in
 
@@ -33,11 +33,14 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
     aside = name_aside(final)
     aside.mkdir()
     try:
+        files = {}
         for name in ADAPTER_FILES:
-            if not (source_dir / name).is_file():
-                raise DataError(f"{source_dir} has no {name}, so it cannot be published as policy version {version}.")
-            shutil.copyfile(source_dir / name, aside / name)
-        files, adapter_hash = measure_adapter(aside)
+            try:
+                with (source_dir / name).open("rb") as source:
+                    files[name] = write_measured(aside / name, source)
+            except FileNotFoundError as error:
+                raise DataError(f"{source_dir} has no {name}, so it cannot be published as policy version {version}.") from error
+        adapter_hash = combined_hash(str(file["sha256"]) for file in files.values())
         manifest = {"version": version, "step": version, "adapter_hash": adapter_hash, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
         publish_directory(aside, final)

@@ -6,6 +6,7 @@ synced and renamed; then the folder is synced. A published file never changes in
 
 import errno
 import fcntl
+import hashlib
 import os
 import secrets
 import shutil
@@ -16,12 +17,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from entente.telemetry.errors import DataError, InputError
 
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_LOCKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
 _LINK_S = 60.0
+_PIECE = 2**22
 
 
 def publish_once(final: Path, write: Callable[[Path], object]) -> bool:
@@ -94,6 +97,25 @@ def durable_write(path: Path, content: bytes) -> None:
     finally:
         aside.unlink(missing_ok=True)  # leave no part of a file on a full disk
     sync_directory(path.parent)
+
+
+def write_measured(path: Path, content: bytes | BinaryIO) -> dict[str, int | str]:
+    """Write a file; returns its size and SHA-256 as manifests have them, computed from what is written and not read again."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for piece in _pieces(content):
+            digest.update(piece)
+            size += file.write(piece)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _pieces(content: bytes | BinaryIO) -> Iterator[bytes | memoryview]:
+    if isinstance(content, bytes):
+        view = memoryview(content)
+        yield from (view[first : first + _PIECE] for first in range(0, len(view), _PIECE))
+    else:
+        while piece := content.read(_PIECE):
+            yield piece
 
 
 def names_in(folder: Path) -> list[str]:

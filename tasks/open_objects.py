@@ -41,6 +41,11 @@ class OpenRun(RolloutResources):
         finally:
             await self.host.run(self.engine.use_threads(beside))
 
+    async def saved(self) -> PolicyVersion:
+        """The version of the next trained step, once it is published. Raises the error of the trainer's writer."""
+        with self.spans.span("publish"):
+            return await asyncio.to_thread(self.trainer.saved)
+
     async def serve(self, policy: PolicyVersion) -> None:
         """Publish `policy` to the engine and retire versions beyond the staleness budget. Requests in flight under a retired
         version are cancelled and resampled under the newest, so a straggler keeps no slot."""

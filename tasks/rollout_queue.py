@@ -14,7 +14,7 @@ the same position; a published one is never played again (`play.py`).
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.figures import Figures, rollout_figures
@@ -70,7 +70,7 @@ class RolloutQueue:
         self._wanted = resources.rollouts.start_groups
         self._begun = step_done
         """Newest step with started groups."""
-        self._held: PolicyVersion | None = None  # version to serve before the rollouts of the next step
+        self._held: asyncio.Future[PolicyVersion] | None = None  # version to serve before the rollouts of the next step
         self._publishing: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Future[Figures], GroupRange] = {}
         self._reports: list[Figures] = []
@@ -89,7 +89,7 @@ class RolloutQueue:
         self._begin_steps(step)
         missing = sum(self._in_flight[task].count for task in self._own(step) if not task.done())
         expired = await self._collect(step)
-        await self._publish_held()
+        await self._publish_held(at_once=False)
         reports, self._reports = tuple(self._reports), []
         queue = {
             "queue/in_flight": float(sum(group_range.count for group_range in self._in_flight.values())),
@@ -101,32 +101,40 @@ class RolloutQueue:
     def play_ahead(self, step: int) -> None:
         self._begin_steps(min(step + self._depth, self._last_step), while_training=step)
 
-    async def hand_over(self, published: PolicyVersion, *, at_once: bool) -> None:
-        """Publish a trained version to the engines; with depth 1, after the rollouts of the previous version. With `at_once`
-        it returns only when the engines serve it, even if rollouts in flight must finish first."""
+    async def hand_over(self, saved: asyncio.Future[PolicyVersion], *, at_once: bool) -> None:
+        """Publish a trained version to the engines, once the trainer has saved it; with depth 1, after the rollouts of the
+        previous version. With `at_once` it returns only when the engines serve it, even if rollouts in flight must finish
+        first."""
         if self._depth != 1:
-            await self._publish(published, at_once=at_once or not self._depth)
+            await self._publish(saved, at_once=at_once or not self._depth)
             return
-        self._held = published
+        self._held = saved
         if at_once:
             await self.all_played()
-            await self._publish_held()
+            await self._publish_held(at_once=True)
+
+    async def served(self) -> None:
+        """Wait until the engines serve the newest version that rollouts may sample from; raises the error of its publication."""
+        await self._published()
 
     async def all_played(self) -> None:
         await asyncio.gather(*self._in_flight, return_exceptions=True)
 
     # -- publishing: versions in order, each to all engines before the next; errors surface at the next wait --------------------
 
-    async def _publish(self, policy: PolicyVersion, *, at_once: bool) -> None:
+    async def _publish(self, saved: asyncio.Future[PolicyVersion], *, at_once: bool) -> None:
         await self._published()
-        self._publishing = asyncio.create_task(self._resources.serve(policy))
+        self._publishing = asyncio.create_task(self._serve(saved))
         if at_once:
             await self._published()
 
-    async def _publish_held(self) -> None:
+    async def _serve(self, saved: asyncio.Future[PolicyVersion]) -> None:
+        await self._resources.serve(await saved)
+
+    async def _publish_held(self, *, at_once: bool) -> None:
         held, self._held = self._held, None
         if held is not None:
-            await self._publish(held, at_once=True)
+            await self._publish(held, at_once=at_once)
 
     async def _published(self) -> None:
         publishing, self._publishing = self._publishing, None
@@ -143,7 +151,15 @@ class RolloutQueue:
             self._begun += 1
             for first, count in self._missing(self._begun):
                 group_range = GroupRange(first_group=first, count=count, step=self._begun, after=held)
-                self._in_flight[asyncio.ensure_future(self._play(group_range))] = group_range
+                self._in_flight[asyncio.ensure_future(self._play_by_newest(group_range))] = group_range
+
+    async def _play_by_newest(self, group_range: GroupRange) -> Figures:
+        """With depth 1 a step is played by one version, so its rollouts wait for the engines; the training step does not."""
+        publishing = self._publishing
+        if self._depth == 1 and publishing is not None:
+            await asyncio.wait((publishing,))  # not cancelled with this rollout
+            publishing.result()
+        return await self._play(group_range)
 
     def _missing(self, step: int) -> Iterable[tuple[int, int]]:
         """(first group, count) of each task of a step. Skips groups that are already in shards, as after a resume."""
@@ -194,10 +210,12 @@ class RolloutQueue:
         newest = self._resources.resume_point.published
         if newest == BASE:
             return self
+        saved = asyncio.get_running_loop().create_future()
+        saved.set_result(newest)
         if self._depth == 1 and await self._serve_the_one_before(newest):
-            self._held = newest
+            self._held = saved
         else:
-            await self._publish(newest, at_once=True)
+            await self._publish(saved, at_once=True)
         return self
 
     async def _serve_the_one_before(self, newest: PolicyVersion) -> bool:
@@ -218,11 +236,13 @@ class RolloutQueue:
         """Cancel rollouts in flight. On success serve the newest version, which evaluation then plays."""
         try:
             if kind is None:
-                await self._publish_held()
+                await self._publish_held(at_once=True)
                 await self._published()
-            elif self._publishing is not None:
-                self._publishing.cancel()
-                await asyncio.gather(self._publishing, return_exceptions=True)
+            else:
+                unpublished: list[asyncio.Future[Any]] = [each for each in (self._publishing, self._held) if each is not None]
+                for each in unpublished:
+                    each.cancel()
+                await asyncio.gather(*unpublished, return_exceptions=True)
         finally:
             for task in self._in_flight:
                 task.cancel()

@@ -2,10 +2,10 @@
 
 import os
 import time
+from collections.abc import Mapping
 
 from entente.inference.engine import EngineStats
 from entente.players.read_answer import AnswerCounts
-from entente.records.policy_version import TrainedStep
 from entente.rollouts.figures import Figures, add_up
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, private_mib
 from entente.telemetry.metrics import METRICS
@@ -30,10 +30,10 @@ class StepClock:
         """Fraction of the steps' wall time in which nothing else was done than orchestration."""
         return self._orchestration_s / self._steps_s if self._steps_s else 0.0
 
-    async def end_step(self, rolled: StepRollouts, trained: TrainedStep) -> dict[str, float]:
+    async def end_step(self, rolled: StepRollouts, trained: Mapping[str, float]) -> dict[str, float]:
         began, now = self._step_began, time.monotonic()
         self._step_began = now
-        figures = trained.metrics | self._times(trained, began, now) | await self._rollout_figures(rolled, began, now)
+        figures = {**trained} | self._times(trained, began, now) | await self._rollout_figures(rolled, began, now)
         before, self._events = self._events, self._resources.engine.events()
         figures |= rolled.queue | endpoint_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
@@ -48,20 +48,20 @@ class StepClock:
             figures |= self._resources.gpus.sample()
         return figures
 
-    def _times(self, trained: TrainedStep, began: float, now: float) -> dict[str, float]:
+    def _times(self, trained: Mapping[str, float], began: float, now: float) -> dict[str, float]:
         spans, step_s = self._resources.spans, now - began
         train_s = spans.seconds("train", began, now)
         times = {
             "time/step_s": step_s,
             "time/rollout_s": spans.seconds("rollout", began, now),
-            "time/rollout_wait_s": spans.alone("rollout", began, now),
+            "time/rollout_wait_s": spans.alone("rollout", began, now, or_with="publish"),
             "time/compare_s": spans.seconds("compare", began, now),
             "time/train_s": train_s,
-            "time/publish_s": spans.seconds("publish", began, now),
+            "time/publish_s": spans.alone("publish", began, now),
             "time/score_s": spans.seconds("score", began, now),
             "time/trainer_wait_s": step_s - train_s,
         }
-        orchestration_s = stages_of(trained.metrics | times)["orchestration"]
+        orchestration_s = stages_of({**trained} | times)["orchestration"]
         times |= {"time/orchestration_s": orchestration_s, "time/orchestration_share": orchestration_s / step_s}
         self._orchestration_s += orchestration_s
         self._steps_s += step_s

@@ -12,7 +12,6 @@ from prefect import task
 from prefect.context import FlowRunContext
 from prefect.utilities.annotations import quote
 
-from entente.records.policy_version import TrainedStep
 from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange, play_groups, play_probe
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
@@ -79,6 +78,7 @@ async def check_agreement(resources: OpenRun, queue: RolloutQueue, settings: Run
         # Rollouts ran ahead: no published row is from the trainer's version.
         await queue.all_played()
     if not await has_fresh_rows(resources):
+        await queue.served()
         await roll_out_probe(quoted(resources), step - 1)
     return await check_mismatch(quoted(resources), begins)
 
@@ -107,8 +107,9 @@ async def check_mismatch(resources: OpenRun, begins: bool) -> dict[str, float]:
 )
 async def train_step(
     resources: OpenRun, step: int, start_groups: int | None = None, distil_targets: DistilQuery | None = None
-) -> TrainedStep:
-    """Train `step` in the trainer's process, which publishes policy version `step`.
+) -> dict[str, float]:
+    """Train `step` in the trainer's process, which then publishes policy version `step` while later steps may train. Returns
+    metrics.
 
     Args:
         start_groups: upper bound of start groups; None: the run's setting.

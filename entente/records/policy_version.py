@@ -39,13 +39,13 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """The answer of the trainer's process to `step`."""
+    """The step from which a run continues."""
 
     published: PolicyVersion
     """Has the step's number; before the first step, the base model."""
     metrics: dict[str, float]
     set_aside: tuple[str, ...] = ()
-    """From `ready`: a sentence per damaged checkpoint that was skipped."""
+    """A sentence per damaged checkpoint that was skipped."""
 
     @property
     def step_done(self) -> int:

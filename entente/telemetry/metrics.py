@@ -135,7 +135,7 @@ METRICS: dict[str, Metric] = (
         unique_tokens=("tokens", "tokens computed, shared prefixes once"),
         unique_tokens_per_s=("tokens/s", "unique_tokens over update_s"),
         branching_tokens_per_s=("tokens/s", "branching_tokens over update_s"),
-        save_s=("s", "checkpoint and publishing"),
+        save_s=("s", "copying what a thread then saves and publishes, and waiting for the step before to be saved"),
     )
     | _group(
         "mismatch",
@@ -152,7 +152,7 @@ METRICS: dict[str, Metric] = (
         rollout_wait_s=("s", "with a rollout task at work and nothing else: the wait for rollouts"),
         compare_s=("s", "comparing the log-probabilities of trainer and engine"),
         train_s=("s", "inside the train task"),
-        publish_s=("s", "merging, loading, clearing the prefix cache"),
+        publish_s=("s", "saving the step, then merging, loading, clearing the prefix cache, while nothing else was done"),
         score_s=("s", "scoring a version on held-out positions"),
         orchestration_s=("s", "the rest: Prefect, and calls between the processes"),
         orchestration_share=("share", "orchestration_s / step_s"),

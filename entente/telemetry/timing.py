@@ -30,13 +30,11 @@ class Spans:
         """Covered by at least one span called `name`."""
         return _union([(a, b) for known, a, b in self._all() if known == name], since, until)
 
-    def alone(self, name: str, since: float, until: float) -> float:
-        """Covered by spans called `name` and by no others."""
-        others = [(a, b) for known, a, b in self._all() if known != name]
-        return (until - since) - self.uncovered(since, until) - _union(others, since, until)
-
-    def uncovered(self, since: float, until: float) -> float:
-        return (until - since) - _union([(a, b) for _, a, b in self._all()], since, until)
+    def alone(self, name: str, since: float, until: float, *, or_with: str = "") -> float:
+        """Covered by spans called `name` and by no others, or by none but those called `or_with`."""
+        counted = [span for span in self._all() if span[0] != or_with]
+        others = [(a, b) for known, a, b in counted if known != name]
+        return _union([(a, b) for _, a, b in counted], since, until) - _union(others, since, until)
 
     def forget(self, before: float) -> None:
         with self._lock:

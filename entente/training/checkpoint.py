@@ -24,8 +24,8 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from entente.telemetry.errors import DataError, InputError
-from entente.training.policy import Policy
-from storage.files import publish_directory, remove_folder
+from entente.training.policy import AdapterCopy, Policy, write_adapter
+from storage.files import publish_directory, remove_folder, write_measured
 from storage.json_files import is_sealed, read_object, sealed
 from storage.ledger import STEP_NAME
 from storage.runs import CHECKPOINT_MANIFEST, RunPaths, checkpoint_steps
@@ -62,23 +62,28 @@ class StateValues:
     """The normal that Python's generator holds for its next call."""
 
 
-def save_checkpoint(
-    paths: RunPaths,
-    state: Checkpoint,
-    policy: Policy,
-    optimiser: torch.optim.Optimizer,
-    keep: int,
-    ledgers: Sequence[Path] = (),
-) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopy:
+    """What a checkpoint holds of the trainer's memory, copied to the host, so that training may continue while it is written."""
+
+    adapter: AdapterCopy
+    tensors: dict[str, Tensor]
+    values: StateValues
+
+    @classmethod
+    def of(cls, policy: Policy, optimiser: torch.optim.Optimizer) -> "StateCopy":
+        tensors, values = pack_state(optimiser, policy.device)
+        return cls(adapter=policy.copy_adapter(), tensors=tensors, values=values)
+
+
+def save_checkpoint(paths: RunPaths, state: Checkpoint, copied: StateCopy, keep: int, ledgers: Sequence[Path] = ()) -> Path:
     """Write durably, then remove all but the newest `keep`. Raises DataError if a checkpoint of that step exists."""
     final = paths.checkpoint(state.step)
     aside = final.with_name(f".{final.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        for ledger in ledgers:
-            shutil.copyfile(ledger, aside / ledger.name)
-        _write(aside, state, policy, optimiser)
+        _write(aside, state, copied, ledgers)
         publish_directory(aside, final)
     finally:
         shutil.rmtree(aside, ignore_errors=True)  # exists only after a failure; it would keep a full disk full
@@ -87,13 +92,13 @@ def save_checkpoint(
     return final
 
 
-def _write(aside: Path, state: Checkpoint, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
-    policy.save_adapter(aside)
-    (aside / "README.md").unlink(missing_ok=True)
-    tensors, values = pack_state(optimiser, policy.device)
-    (aside / _TENSORS).write_bytes(tensor_bytes(tensors))  # not save_file, which reports a full disk without an errno
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
-    record = {"format": _FORMAT, **asdict(state), "values": asdict(values), "files": files}
+def _write(aside: Path, state: Checkpoint, copied: StateCopy, ledgers: Sequence[Path]) -> None:
+    files = write_adapter(aside, copied.adapter)
+    files[_TENSORS] = write_measured(aside / _TENSORS, tensor_bytes(copied.tensors))
+    for ledger in ledgers:
+        with ledger.open("rb") as content:
+            files[ledger.name] = write_measured(aside / ledger.name, content)
+    record = {"format": _FORMAT, **asdict(state), "values": asdict(copied.values), "files": dict(sorted(files.items()))}
     (aside / CHECKPOINT_MANIFEST).write_text(sealed(record))
 
 
@@ -172,7 +177,7 @@ def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[
         python_version=version,
         python_normal=python_normal,
     )
-    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}, values
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}, values
 
 
 def restore_state(

@@ -1,12 +1,12 @@
 """The trained policy: a frozen base model with a LoRA adapter."""
 
-import errno
 import json
 import os
 import random
 import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from safetensors.torch import save as tensor_bytes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -23,13 +24,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from entente.decoding.architectures import architecture_of, read_architecture
 from entente.decoding.model_files import longest_position
 from entente.decoding.open_set import open_sets
-from entente.decoding.weight_files import usual_mode
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from entente.telemetry.errors import DataError, InputError
 from entente.training.fused_layers import fuse_layers
 from entente.training.masked_logprobs import Reference, TokenFigures, masked_logprobs, reference_of
 from entente.training.micro_batches import MicroBatch
 from entente.training.packed_attention import use_packed_attention
 from entente.training.settings import CARD_SHARE, TrainingSettings
+from storage.files import write_measured
 from storage.gather import Batch
 
 
@@ -47,6 +49,20 @@ def leave_room(device: torch.device) -> None:
     share = float(os.environ.get(CARD_SHARE, "0"))
     if share and device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(share, device.index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCopy:
+    """On the host; training does not change it."""
+
+    weights: dict[str, torch.Tensor]
+    config: bytes
+
+
+def write_adapter(folder: Path, adapter: AdapterCopy) -> dict[str, dict[str, int | str]]:
+    """In peft's layout; returns size and SHA-256 of each file."""
+    content = {ADAPTER_CONFIG: adapter.config, ADAPTER_WEIGHTS: tensor_bytes(adapter.weights, metadata={"format": "pt"})}
+    return {name: write_measured(folder / name, each) for name, each in content.items()}
 
 
 class Policy:
@@ -78,7 +94,7 @@ class Policy:
         else:
             targets = read_architecture(model).targets(settings.lora_targets)
             base = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, settings.dtype))
-        config = LoraConfig(
+        self._config = config = LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft only divides it, so a float works
             lora_dropout=0.0,  # with dropout the on-policy ratio would differ from 1
@@ -159,20 +175,19 @@ class Policy:
 
     def save_adapter(self, folder: Path) -> None:
         """In peft's layout; raises OSError, for example if the disk is full."""
-        try:
-            self.model.save_pretrained(str(folder), save_embedding_layers=False)
-        except SafetensorError as error:
-            full = "os error 28" in str(error)
-            raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(folder)) from error
-        usual_mode(folder / "adapter_model.safetensors")
-        # peft writes this set in an order that differs between processes; equal adapters must have equal bytes.
-        file = folder / "adapter_config.json"
-        config = json.loads(file.read_bytes())
-        config["target_modules"] = sorted(config["target_modules"])
-        # peft writes the path of the base, which would make the hash depend on the machine. It must not be null: some servers
-        # then look the base up on a hub.
-        config["base_model_name_or_path"] = ""
-        file.write_text(json.dumps(config, indent=2, sort_keys=True))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_adapter(folder, self.copy_adapter())
+
+    def copy_adapter(self) -> "AdapterCopy":
+        weights = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        config = {name: sorted(value) if isinstance(value, set) else value for name, value in self._config.to_dict().items()}
+        # The sorted set: peft's order differs between processes, and equal adapters must have equal bytes. The path of the base
+        # would make the hash depend on the machine. It must not be null: some servers then look the base up on a hub.
+        config |= {"base_model_name_or_path": "", "inference_mode": True}
+        return AdapterCopy(
+            weights={name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights.items()},
+            config=json.dumps(config, indent=2, sort_keys=True).encode(),
+        )
 
     def load_adapter(self, folder: Path) -> None:
         """Raises DataError if a file is damaged or does not fit this adapter; then nothing changes."""

@@ -5,7 +5,8 @@
 
 In a child process a device fault is only a failed task, and games do not share the trainer's GIL. Flow and trainer exchange JSON
 lines over a socket pair, the child's end as its stdin; the child exits when the flow's end closes, also if the flow was killed.
-The signatures that `_operation` marks define the calls and their JSON; the trainer's method of the same name answers.
+The signatures that `_operation` marks define the calls and their JSON; the trainer's method of the same name answers. When a step
+is published, or could not be, the child sends one more line, at any time: `saved` waits for it.
 
 Only rank 0 selects rows and writes ledgers, checkpoints and adapters. The other ranks read nothing but the base model.
 """
@@ -24,16 +25,17 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 import psutil
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
-from entente.records.policy_version import TrainedStep
+from entente.records.policy_version import PolicyVersion, TrainedStep
 from entente.telemetry import errors
 from entente.telemetry.cards import VARIABLE, Card
 from entente.telemetry.child import end_with_parent
@@ -48,6 +50,8 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 
 if TYPE_CHECKING:  # the flow's process does not load torch
+    from concurrent.futures import Future
+
     from entente.training.parallel import Peers
     from entente.training.policy import Policy
     from entente.training.trainer import Trainer
@@ -66,7 +70,7 @@ R = TypeVar("R")
 _ARGUMENTS: dict[str, dict[str, TypeAdapter[Any]]] = {}
 
 
-_TRAINED_STEP = TypeAdapter(TrainedStep)
+_TRAINED_STEP, _VERSION = TypeAdapter(TrainedStep), TypeAdapter(PolicyVersion)
 
 
 def _operation(declared: Callable[P, R]) -> Callable[P, R]:
@@ -101,6 +105,10 @@ def trainer_command(processes: int) -> list[str]:
 def _loopback() -> str:
     interfaces = psutil.net_if_addrs().items()
     return next(name for name, addresses in interfaces if any(each.address == "127.0.0.1" for each in addresses))
+
+
+_Answers = SimpleQueue[dict[str, Any] | None]
+"""None: the child's end is closed."""
 
 
 class TrainerProcess:
@@ -158,7 +166,9 @@ class TrainerProcess:
             )
         child.close()
         self._socket = parent
-        self._answers = parent.makefile("r", encoding="utf-8")
+        self._answered, self._saved = _Answers(), _Answers()
+        self._reader = threading.Thread(target=self._read, name="trainer-answers", daemon=True)
+        self._reader.start()
         self._opened: TrainedStep | None = None
         opening = {"run": paths.root, "model": model, "training": training, "storage": storage, "engine_dtype": engine_dtype}
         try:
@@ -174,7 +184,7 @@ class TrainerProcess:
     def ready(self) -> TrainedStep:
         """Wait until model and newest checkpoint are loaded; returns the last completed step."""
         if self._opened is None:
-            self._opened = _TRAINED_STEP.validate_python(self._receive())
+            self._opened = _TRAINED_STEP.validate_python(self._receive(self._answered))
         return self._opened
 
     # -- operations: see `Trainer`, whose methods of the same names answer ------------------------------------------------
@@ -195,7 +205,12 @@ class TrainerProcess:
     def distil_targets_left(self, query: DistilQuery) -> int: ...
 
     @_operation
-    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> TrainedStep: ...
+    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> dict[str, float]: ...
+
+    def saved(self) -> PolicyVersion:
+        """Wait for the version of the next step whose publication was not asked for, also while a later step trains. Raises the
+        error of the thread that writes it."""
+        return _VERSION.validate_python(self._receive(self._saved))
 
     # -- the socket -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +219,7 @@ class TrainerProcess:
         with contextlib.suppress(OSError):  # macOS raises if the other end is already closed
             # `close` alone would wait for a reading thread, and the child would not notice it.
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._answers.close()
+        self._reader.join()
         self._socket.close()
         try:
             self._process.wait(timeout=_ENDS_WITHIN_S)
@@ -215,7 +230,15 @@ class TrainerProcess:
     def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
         self.ready()
         self._send(name, arguments)
-        return self._receive()
+        return self._receive(self._answered)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError), self._socket.makefile("r", encoding="utf-8") as lines:
+            for line in lines:
+                answer = json.loads(line)
+                (self._saved if answer.pop("saved") else self._answered).put(answer)
+        for answers in (self._answered, self._saved):
+            answers.put(None)
 
     def _send(self, name: str, arguments: Mapping[str, Any]) -> None:
         message = {"op": name, "arguments": to_jsonable_python(arguments)}
@@ -223,22 +246,20 @@ class TrainerProcess:
             # Not buffered, so that `close` has no unsent rest of a message to send.
             self._socket.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, ValueError) as error:
-            self._receive()  # raises the error that the child reported, if it did
+            self._receive(self._answered)  # raises the error that the child reported, if it did
             raise self._ended_error() from error
 
-    def _receive(self) -> Any:
+    def _receive(self, answers: "_Answers") -> Any:
         watch = threading.Timer(self._answers_within_s or threading.TIMEOUT_MAX, self._kill_hung_child)
         watch.daemon = True
         watch.start()
         try:
-            line = self._answers.readline()
-        except (OSError, ValueError) as error:
-            raise self._ended_error() from error
+            answer = answers.get()
         finally:
             watch.cancel()
-        if not line:
+        if answer is None:
+            answers.put(None)  # for whoever asks next
             raise self._ended_error()
-        answer = json.loads(line)
         if "error" in answer:
             kind = getattr(errors, answer["error"], EntenteError)
             raise kind(answer["sentence"])
@@ -298,40 +319,61 @@ def _end_with_flow() -> None:
 
 
 def _serve(connection: socket.socket, peers: "Peers | None") -> None:
-    """Answer the flow's requests. An `EntenteError` is sent as its message. Any other exception is logged, sent, and ends the
-    process with exit code 1. With several processes every error does, because the others may wait for this one."""
-    stream = connection.makefile("rw", encoding="utf-8")
-    trainer, lock = None, ExitStack()
-    for line in stream:
+    """Answer the flow's requests, and report each step once it is published. An error ends the process if `_answer` says so."""
+    trainer, lock, sending = None, ExitStack(), threading.Lock()
+
+    def send(answer: Mapping[str, Any], *, saved: bool = False) -> bool:
+        """False if the flow has closed its end."""
+        try:
+            with sending:
+                connection.sendall(json.dumps({**answer, "saved": saved}).encode() + b"\n")
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def report(saving: "Future[PolicyVersion]") -> None:
+        send(_answer(saving.result, peers)[0], saved=True)
+
+    def open_trainer(arguments: Mapping[str, Any]) -> TrainedStep:
+        nonlocal trainer
+        trainer = _open(arguments, lock, peers)
+        return trainer.resume_point()
+
+    for line in connection.makefile("r", encoding="utf-8"):
         message = json.loads(line)
-        name, arguments, ends = message["op"], message["arguments"], False
-        try:
-            if trainer is None:
-                trainer = _open(arguments, lock, peers)
-                result: Any = trainer.resume_point()
-            else:
-                read = {argument: _ARGUMENTS[name][argument].validate_python(value) for argument, value in arguments.items()}
-                result = getattr(trainer, name)(**read)
-            answer = {"result": to_jsonable_python(result)}
-        except EntenteError as error:
-            ends = peers is not None
-            answer = {"error": type(error).__name__, "sentence": str(error)}
-        except Exception as error:
-            ends = True
-            traceback.print_exc()
-            if peers is not None:
-                time.sleep(_TORCHRUN_ENDS_S)
-            known = disk_full(error) or TrainingError(f"the trainer failed unexpectedly: {type(error).__name__}: {error}")
-            answer = {"error": type(known).__name__, "sentence": str(known)}
-        try:
-            stream.write(json.dumps(answer) + "\n")
-            stream.flush()
-        except BrokenPipeError:
+        name, arguments = message["op"], message["arguments"]
+        if trainer is None:
+            answer, ends = _answer(partial(open_trainer, arguments), peers)
+        else:
+            answer, ends = _answer(partial(_call, trainer, name, arguments), peers)
+        if trainer is not None and name == "step" and "result" in answer:
+            trainer.saving.add_done_callback(report)
+        if not send(answer):
             return
         if ends:
             sys.exit(1)
         if name in ("open", "measure_mismatch") or arguments.get("step", 1) % GIVE_BACK_STEPS == 0:
             give_back_memory()
+
+
+def _call(trainer: "Trainer", name: str, arguments: Mapping[str, Any]) -> Any:
+    return getattr(trainer, name)(**{each: _ARGUMENTS[name][each].validate_python(value) for each, value in arguments.items()})
+
+
+def _answer(call: Callable[[], Any], peers: "Peers | None") -> tuple[dict[str, Any], bool]:
+    """The answer, and whether the process ends after it. An `EntenteError` becomes its message. Any other exception is logged,
+    becomes a message, and ends the process with exit code 1. With several processes every error does, because the others may
+    wait for this one."""
+    try:
+        return {"result": to_jsonable_python(call())}, False
+    except EntenteError as error:
+        return {"error": type(error).__name__, "sentence": str(error)}, peers is not None
+    except Exception as error:
+        traceback.print_exc()
+        if peers is not None:
+            time.sleep(_TORCHRUN_ENDS_S)
+        known = disk_full(error) or TrainingError(f"the trainer failed unexpectedly: {type(error).__name__}: {error}")
+        return {"error": type(known).__name__, "sentence": str(known)}, True
 
 
 def _open(opening: Mapping[str, Any], lock: ExitStack, peers: "Peers | None" = None) -> "Trainer":

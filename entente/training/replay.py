@@ -149,8 +149,8 @@ class _Replayer:
         if start and (difference := self._differs(start, tolerance)):
             return difference
         for number in range(start + 1, step + 1):
-            trained = trainer.step(number, 0)
-            reporter().say(f"step {number} again: adapter {trained.published.adapter_hash}")
+            trainer.step(number, 0)
+            reporter().say(f"step {number} again: adapter {trainer.saved().adapter_hash}")
             reporter().stage("replay", number - start, step - start)
             if difference := self._differs(number, tolerance):
                 return difference

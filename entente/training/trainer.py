@@ -1,13 +1,27 @@
 """One step: choose rows and distillation targets, write the ledger, compute the updates, save a checkpoint, publish the adapter.
 
-In this order: after a kill the trainer resumes from the newest intact checkpoint, repeats a step that has a ledger on the same
-rows, and publishes a version that was not published yet. The flow decides when to train.
+A thread saves and publishes a step from copies on the host, while the next step may train:
+
+    trainer     choose 1, ledger 1, train 1, copy │ choose 2, ledger 2, train 2, copy │ choose 3, ...
+    its writer                                    │ checkpoint 1, adapter 1           │ checkpoint 2, adapter 2
+
+- The ledger of a step is on disk before its forward pass.
+- The checkpoint of a step is complete on disk before its adapter is published, so no row is ever sampled by a version that a
+  resume could not restore.
+- The trainer copies the state of a step only after the step before it is published. So a kill leaves at most two ledgers without
+  a checkpoint, and their steps are repeated on the same rows: neither version was published, and nothing relies on them.
+- After an error of the writer no step is saved: `saved` and the next step raise it.
+
+After a kill the trainer resumes from the newest intact checkpoint, repeats steps that have a ledger, and publishes a version that
+was not published yet. The flow decides when to train.
 """
 
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +29,7 @@ import torch
 
 from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
 from entente.telemetry.errors import DataError, InputError, TrainingError
-from entente.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from entente.training.checkpoint import Checkpoint, StateCopy, load_checkpoint, save_checkpoint
 from entente.training.mismatch import check_mismatch, measure_mismatch
 from entente.training.objective import StepFigures
 from entente.training.parallel import Peers
@@ -50,8 +64,8 @@ class Trainer:
     """Policy and optimiser of one run, resumed from its newest intact checkpoint.
 
     Attributes:
-        step_done: step of that checkpoint, which is the policy version held.
-        published: that version; the base model before the first step.
+        step_done: the newest step, which is the policy version held.
+        saving: its publication; done at once before the first step.
         set_aside: a sentence per damaged checkpoint that was skipped.
     """
 
@@ -86,7 +100,8 @@ class Trainer:
         self._settings_hash = settings_hash(training)
         self.step_done = 0
         self.metrics_done: dict[str, float] = {}
-        self.published = BASE
+        self.saving = Future[PolicyVersion]()
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
         self.set_aside: list[str] = []
         state = self._restore()
         self._index = Index(paths, storage, seed=training.seed, oldest=self.step_done - storage.max_policy_lag)
@@ -98,7 +113,9 @@ class Trainer:
                     f"resume with the run's own settings, or start another run from it with --init-from {paths.root.name}:"
                     f"{state.step}"
                 )
-            self.published = self._publish(state)
+            self.saving.set_result(self._publish(state))
+        else:
+            self.saving.set_result(BASE)
         self._to_repeat = [step for step in recorded_steps(paths) if step > self.step_done]
 
     def _restore(self) -> Checkpoint | None:
@@ -115,7 +132,11 @@ class Trainer:
         return None
 
     def resume_point(self) -> TrainedStep:
-        return TrainedStep(published=self.published, metrics=self.metrics_done, set_aside=tuple(self.set_aside))
+        return TrainedStep(published=self.saved(), metrics=self.metrics_done, set_aside=tuple(self.set_aside))
+
+    def saved(self) -> PolicyVersion:
+        """Wait until the newest step is published. Raises the error of its writer."""
+        return self.saving.result()
 
     def fresh_rows(self) -> int:
         """Rows that the trainer's version sampled, at most MISMATCH_ROWS."""
@@ -145,10 +166,12 @@ class Trainer:
         """Remaining uses in a round, without those reserved by steps that will be repeated."""
         return self._store.left(query)
 
-    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> TrainedStep:
-        """Train on at most `start_groups` start groups and `distil_targets`, or as the ledger says, and publish version `step`.
+    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> dict[str, float]:
+        """Train on at most `start_groups` start groups and `distil_targets`, or as the ledger says, and begin to publish version
+        `step`, for which `saved` waits. Returns metrics.
 
         Raises:
+            Exception: the former step could not be saved.
             TrainingError: not the next step, another trainer holds it, or three updates in a row were not finite.
             DataError: a repeated step's ledger or a row is missing or damaged.
         """
@@ -177,13 +200,13 @@ class Trainer:
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
-        self.published = self._save(step, metrics, self._update_log(updates))
+        self._save(step, metrics, self._update_log(updates))
         self.step_done = step
-        metrics["train/save_s"] = time.perf_counter() - updated
-        return TrainedStep(published=self.published, metrics=metrics)
+        return metrics | {"train/save_s": time.perf_counter() - updated}
 
     def retire(self, settings: RetentionSettings) -> int:
         """Delete shards that no step can use, if over budget; returns the bytes freed."""
+        self.saved()  # which shards are needed follows from the checkpoints
         self._index.refresh()
         return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
@@ -263,7 +286,8 @@ class Trainer:
             logger.warning("the masked share by kind of order is missing: %s", error)
             return {}
 
-    def _save(self, step: int, metrics: dict[str, float], update_log: UpdateLog) -> PolicyVersion:
+    def _save(self, step: int, metrics: dict[str, float], update_log: UpdateLog) -> None:
+        self.saved()
         state = Checkpoint(
             step=step,
             settings_hash=self._settings_hash,
@@ -271,8 +295,11 @@ class Trainer:
             metrics=metrics,
             update_log=update_log,
         )
-        ledgers = ledgers_to_copy(self._paths, step, self._storage)
-        save_checkpoint(self._paths, state, self._policy, self._updater.optimiser, KEEP_CHECKPOINTS, ledgers)
+        copied = StateCopy.of(self._policy, self._updater.optimiser)
+        self.saving = self._writer.submit(self._write, state, copied, ledgers_to_copy(self._paths, step, self._storage))
+
+    def _write(self, state: Checkpoint, copied: StateCopy, ledgers: Sequence[Path]) -> PolicyVersion:
+        save_checkpoint(self._paths, state, copied, KEEP_CHECKPOINTS, ledgers)
         return self._publish(state)
 
     def _publish(self, state: Checkpoint) -> PolicyVersion:

@@ -24,6 +24,9 @@ class Run:
     async def all_played(self) -> None:
         self.asked.append("all played")
 
+    async def served(self) -> None:
+        self.asked.append("served")
+
     async def _has_fresh_rows(self, resources: Any) -> bool:
         return self.fresh
 
@@ -50,7 +53,7 @@ IN_TURN, ONE_BEHIND, IN_FLOW = {"buffer_depth": 0}, {"buffer_depth": 1}, {"buffe
 def test_a_run_that_begins_or_goes_on_has_rows_drawn_for_it_if_there_are_none(
     monkeypatch: pytest.MonkeyPatch, pipeline: dict[str, Any]
 ):
-    assert Run(monkeypatch, fresh=False).step(3, pipeline) == ["all played", "probe of version 2", "check"]
+    assert Run(monkeypatch, fresh=False).step(3, pipeline) == ["all played", "served", "probe of version 2", "check"]
     assert Run(monkeypatch, fresh=True).step(3, pipeline) == ["check"]
 
 
@@ -58,7 +61,9 @@ def test_a_run_that_begins_or_goes_on_has_rows_drawn_for_it_if_there_are_none(
     ("pipeline", "fresh", "asked"),
     [
         pytest.param(IN_TURN, True, [], id="every step shows it on its own rows"),
-        pytest.param(ONE_BEHIND, False, ["all played", "probe of version 7", "check, and only warn"], id="no step has any"),
+        pytest.param(
+            ONE_BEHIND, False, ["all played", "served", "probe of version 7", "check, and only warn"], id="no step has any"
+        ),
         pytest.param(IN_FLOW, True, ["check, and only warn"], id="there happen to be some"),
         pytest.param(IN_FLOW, False, [], id="nobody stops for it what is in flight"),
     ],

@@ -236,6 +236,47 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
     assert [group_range.step for group_range in field.begun] == list(range(1, LAST_STEP + 1))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_one_step_ahead_a_step_trains_while_the_one_before_is_published_and_only_rollouts_wait_for_it(field: Field, fails: bool):
+    served: list[int] = []
+
+    async def serve(policy: PolicyVersion) -> None:
+        served.append(policy.version)
+
+    async def run() -> None:
+        rollouts = queue(field, 1)
+        rollouts._resources.serve = serve
+        saved = asyncio.get_running_loop().create_future()
+        async with rollouts:
+            await take(rollouts, 1)
+            field.end()
+            await settled()
+            rollouts.play_ahead(1)
+            await settled()
+            await rollouts.hand_over(saved, at_once=False)
+            field.end()
+            taken = await take(rollouts, 2)
+            await settled(taken)
+            assert taken.done() and not served, "step 2 may train"
+            rollouts.play_ahead(2)
+            await settled()
+            assert not field.running, "the rollouts of step 3 are sampled by version 1"
+            if fails:
+                saved.set_exception(OSError("no space"))
+            else:
+                saved.set_result(step(1))
+            await settled()
+            assert served == [] if fails else served == [1] and len(field.running) == START_GROUPS
+            field.end()
+            await (await take(rollouts, 3))
+
+    if fails:
+        with pytest.raises(OSError, match="no space"):
+            scene(run)
+    else:
+        scene(run)
+
+
 def step(version: int) -> PolicyVersion:
     return PolicyVersion(version=version, adapter=Path(f"v{version}"), adapter_hash=f"hash-{version}")
 

@@ -47,8 +47,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, 
     )
     resources.endpoints = EndpointPlayers((), Path("none"), EndpointSettings())
     rolled = StepRollouts(reports=reports, ready_share=1.0, queue={})
-    trained: Any = SimpleNamespace(metrics={})
-    found = asyncio.run(StepClock(resources, NONE).end_step(rolled, trained))
+    found = asyncio.run(StepClock(resources, NONE).end_step(rolled, {}))
     check(found)
     return found
 

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from entente.telemetry.errors import DataError
-from entente.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from entente.training.checkpoint import Checkpoint, StateCopy, load_checkpoint, save_checkpoint
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings, settings_hash
 from entente.training.trainer import Trainer
@@ -60,7 +60,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
     policy, optimiser = learner()
     for step in (1, 2):
         learn(policy, optimiser)
-        save_checkpoint(paths, state_of(step), policy, optimiser, keep=5)
+        save_checkpoint(paths, state_of(step), StateCopy.of(policy, optimiser), keep=5)
     return paths
 
 
@@ -76,7 +76,7 @@ def test_all_that_the_next_step_rests_on_comes_back_bit_for_bit(tmp_path: Path):
     learn(policy, optimiser)
     random.gauss(0, 1)  # which draws a second one ahead, as numpy's does
     np.random.normal()
-    save_checkpoint(paths, state_of(1), policy, optimiser, keep=1)
+    save_checkpoint(paths, state_of(1), StateCopy.of(policy, optimiser), keep=1)
     expected = samples()
     learn(policy, optimiser)
     again, its_optimiser = learner()
@@ -146,7 +146,7 @@ def test_equal_steps_leave_equal_checkpoints_whatever_the_process_drew_before(tm
     for name in ("one", "two"):
         samples()
         paths = RunPaths(tmp_path / name).create()
-        folder = save_checkpoint(paths, state_of(1), *learner(), keep=1)
+        folder = save_checkpoint(paths, state_of(1), StateCopy.of(*learner()), keep=1)
         written.append({file.name: sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()})
     assert written[0] == written[1]
 

@@ -27,6 +27,7 @@ from storage.settings import StorageSettings
 from storage.update_log import read_update_log
 from tests.training import taught_run
 from tests.training.loss_oracle import masked
+from tests.training.whole_step import whole_step
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
 QUERY = DistilQuery(round="r", count=4, max_uses=2)
@@ -139,7 +140,7 @@ def test_a_step_on_distil_targets_makes_the_teacher_s_answers_likelier(paths, mo
     policy, distil_targets = Policy(model, settings), distil_targets_of(paths, count=99)
     before = looped_loss(policy, distil_targets)
     trainer = Trainer(paths, policy, settings, StorageSettings())
-    metrics = [trainer.step(step, 0, replace(QUERY, count=99, max_uses=9)).metrics for step in (1, 2, 3)]
+    metrics = [whole_step(trainer, step, 0, replace(QUERY, count=99, max_uses=9)).metrics for step in (1, 2, 3)]
     assert looped_loss(policy, distil_targets) < before - 0.01
     assert metrics[0]["train/distil_loss"] == pytest.approx(before, rel=1e-4)
     assert (
@@ -165,15 +166,15 @@ def test_the_ledger_names_the_distil_targets_before_the_forward_and_a_kill_does_
 ):
     undisturbed = RunPaths(shutil.copytree(paths.root, tmp_path / "undisturbed"))
     for step in (1, 2):
-        trainer_of(undisturbed, model).step(step, 1, QUERY)
+        whole_step(trainer_of(undisturbed, model), step, 1, QUERY)
     with monkeypatch.context() as broken:
         broken.setattr(Updater, "updates", killed_before_the_forward)
         with pytest.raises(KeyboardInterrupt):
-            trainer_of(paths, model).step(1, 1, QUERY)
+            whole_step(trainer_of(paths, model), 1, 1, QUERY)
     ledger = read_ledger(paths, 1)
     assert ledger is not None and len(recorded_distil_targets(ledger)) == 4 and ledger.num_rows
-    trainer_of(paths, model).step(1, 1, None)  # repeated on what its ledger names, whatever is asked for
-    trainer_of(paths, model).step(2, 1, QUERY)
+    whole_step(trainer_of(paths, model), 1, 1, None)  # repeated on what its ledger names, whatever is asked for
+    whole_step(trainer_of(paths, model), 2, 1, QUERY)
     assert [read_adapter(paths, step) for step in (1, 2)] == [read_adapter(undisturbed, step) for step in (1, 2)]
     assert distil_target_uses(paths) == distil_target_uses(undisturbed)
     assert sum(distil_target_uses(paths).values()) == 8
@@ -187,7 +188,7 @@ def trainer_of(paths: RunPaths, model: Path) -> Trainer:
 def test_a_step_on_distil_targets_is_replayed_bitwise(paths, model):
     trainer = trainer_of(paths, model)
     for step in (1, 2):
-        trainer.step(step, 1, QUERY)
+        whole_step(trainer, step, 1, QUERY)
     shutil.rmtree(paths.checkpoint(1))
     found = replay_step(paths, 2, model, SETTINGS, StorageSettings(max_policy_lag=9))
     assert found.difference is None and found.replayed == read_update_log(paths, 2)
@@ -198,10 +199,10 @@ def test_a_recorded_distil_target_that_was_damaged_stops_the_step_with_a_sentenc
     with monkeypatch.context() as broken:
         broken.setattr(Updater, "updates", killed_before_the_forward)
         with pytest.raises(KeyboardInterrupt):
-            trainer_of(paths, model).step(1, 0, QUERY)
+            whole_step(trainer_of(paths, model), 1, 0, QUERY)
     shutil.rmtree(paths.distil_targets)
     with pytest.raises(DataError, match=r"step 1 cannot be repeated on the rows of its ledger.*missing"):
-        trainer_of(paths, model).step(1, 0)
+        whole_step(trainer_of(paths, model), 1, 0)
 
 
 def test_a_faulty_proposal_keeps_its_whole_distil_target_out(paths, model):

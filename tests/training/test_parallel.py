@@ -29,6 +29,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.update_log import read_update_log
 from tests.training.parallel_worker import SHAPE, two_updates
+from tests.training.whole_step import whole_step
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,14 +187,14 @@ def test_a_process_that_dies_in_a_step_is_told_in_a_sentence_and_the_step_is_rep
         return Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings())
 
     unbroken = alone(run_with_rows(exact_engine(), groups=4, forks=4, name="unbroken"))
-    expected = [unbroken.step(step, 2).published.folder for step in (1, 2)]
+    expected = [whole_step(unbroken, step, 2).published.folder for step in (1, 2)]
     paths = run_with_rows(exact_engine(), groups=4, forks=4, name="broken")
     with trainer(paths, model, processes=2) as together:
-        together.step(1, 2)
+        whole_step(together, 1, 2)
         kill_in_step(together, paths)
     repeating = alone(paths)
     assert repeating.resume_point().step_done == 1
-    repeated = repeating.step(2, 2).published.folder
+    repeated = whole_step(repeating, 2, 2).published.folder
     recorded = [read_update_log(paths, step) for step in (1, 2)]
     assert [outcome and outcome.processes for outcome in recorded] == [2, 1]
     for name, weight in weights_of(expected[1]).items():
@@ -224,7 +225,7 @@ def test_torchrun_elsewhere_shares_the_updates_and_ends_with_the_trainer(
     try:
         paths = run_with_rows(exact_engine(), groups=4, forks=4)
         with trainer(paths, model) as together:
-            together.step(1, 2)
+            whole_step(together, 1, 2)
         outcome = read_update_log(paths, 1)
         assert outcome is not None and outcome.processes == 2
         agent.wait(timeout=60)

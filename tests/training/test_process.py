@@ -1,12 +1,13 @@
 """The trainer's own process: it answers, it tells errors as sentences, and it never outlives its parent."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
-from entente.telemetry.errors import InputError, TrainingError
+from entente.telemetry.errors import DiskFullError, InputError, TrainingError
 from entente.training import process
 from entente.training.process import TrainerProcess
 from entente.training.settings import TrainingSettings
@@ -42,13 +43,11 @@ OPERATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "distil_targets_left": ({"query": DISTIL_TARGETS}, 7),
     "step": (
         {"step": 2, "start_groups": 8, "distil_targets": DISTIL_TARGETS},
-        TrainedStep(
-            published=PolicyVersion(version=2, adapter_hash="ab" * 16, adapter=Path("/runs/a/adapters/v000002")),
-            metrics={"train/loss": 0.1 + 0.2},
-        ),
+        {"train/loss": 0.1 + 0.2},
     ),
 }
 """Arguments and a result of each."""
+SECOND = PolicyVersion(version=2, adapter_hash="ab" * 16, adapter=Path("/runs/a/adapters/v000002"))
 
 
 def test_every_operation_reaches_the_trainer_and_its_result_comes_back_whole(tmp_path, monkeypatch):
@@ -59,6 +58,8 @@ def test_every_operation_reaches_the_trainer_and_its_result_comes_back_whole(tmp
     calls = []
 
     class Double:
+        saving = Future[PolicyVersion]()
+
         def resume_point(self) -> TrainedStep:
             return TrainedStep(published=BASE, metrics={}, set_aside=("step 4 is damaged",))
 
@@ -82,8 +83,16 @@ def test_every_operation_reaches_the_trainer_and_its_result_comes_back_whole(tmp
         assert opened.set_aside == ("step 4 is damaged",) and opened.step_done == 0 and opened.published.adapter is None
         for name, (arguments, result) in OPERATIONS.items():
             assert getattr(trainer, name)(**arguments) == result and calls[-1] == (name, arguments)
-        assert trainer.step(2, 8).published.folder == Path("/runs/a/adapters/v000002")
-        assert calls[-1] == ("step", {"step": 2, "start_groups": 8})
+        with ThreadPoolExecutor() as threads:
+            saved = threads.submit(trainer.saved)
+            assert trainer.fresh_rows() == 3 and not saved.done(), "other operations are answered while a step is published"
+            Double.saving.set_result(SECOND)
+            assert (published := saved.result(timeout=10)) == SECOND and published.folder == SECOND.folder
+        Double.saving = Future()
+        assert trainer.step(3, 8) == {"train/loss": 0.1 + 0.2} and calls[-1] == ("step", {"step": 3, "start_groups": 8})
+        Double.saving.set_exception(OSError(errno.ENOSPC, "No space left on device", "/runs/a"))
+        with pytest.raises(DiskFullError, match="no space is left on the disk for"):
+            trainer.saved()
     finally:
         trainer.close()
 
@@ -96,9 +105,9 @@ def test_one_process_trains_tells_errors_as_sentences_and_is_ended_where_it_hang
     try:
         assert trainer.ready().step_done == 0
         assert trainer.measure_mismatch(begins=True)["mismatch/largest"] < 1e-4
-        trained = trainer.step(1, 2)
-        assert trained.published == read_adapter(paths, 1) and trained.published.adapter == paths.adapter(1)
-        assert trained.metrics["train/decisions"] > 0
+        assert trainer.step(1, 2)["train/decisions"] > 0
+        published = trainer.saved()
+        assert published == read_adapter(paths, 1) and published.adapter == paths.adapter(1)
         with pytest.raises(TrainingError, match="step 5 cannot be trained: the next step is 2"):
             trainer.step(5, 2)
 

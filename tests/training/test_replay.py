@@ -23,6 +23,7 @@ from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from storage.update_log import UpdateLog, read_update_log, update_log_path
 from tests.damage import flip
+from tests.training.whole_step import whole_step
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, updates_per_step=2, token_budget=150, device="cpu")
 STEPS = 3
@@ -35,7 +36,7 @@ def made(exact_run, model, tmp_path_factory) -> tuple[RunPaths, list[dict[str, f
     trainer = Trainer(paths, Policy(model, SETTINGS), SETTINGS, StorageSettings(max_policy_lag=STEPS))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("entente.training.trainer.KEEP_CHECKPOINTS", 2)
-        reported = [trainer.step(step, 1).metrics for step in range(1, STEPS + 1)]
+        reported = [whole_step(trainer, step, 1).metrics for step in range(1, STEPS + 1)]
     assert checkpoint_steps(paths) == [2, 3] and all(metrics["train/loss"] for metrics in reported)
     return paths, reported
 

@@ -17,6 +17,7 @@ from entente.training.trainer import Trainer
 from entente.training.update import LEAST_TOKENS, Updater
 from storage.ledger import read_ledger
 from storage.settings import StorageSettings
+from tests.training.whole_step import whole_step
 
 SHAPE = Shape(family="qwen2", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512)
 CASE = Case(positions=4, forks=4, own=60, completion=12, spread=0.3)
@@ -137,9 +138,9 @@ def test_decisions_of_an_update_that_is_not_finite_are_logged_and_three_stop_the
     before = [weight.detach().clone() for weight in trainer._policy.parameters()]
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(float("inf")))
     for step in (1, 2):
-        assert trainer.step(step, 1).metrics["train/skipped"] == 1.0
+        assert whole_step(trainer, step, 1).metrics["train/skipped"] == 1.0
     with pytest.raises(TrainingError, match=r"3 updates in a row: lower training.learning_rate, and inspect the decisions"):
-        trainer.step(3, 1)
+        whole_step(trainer, 3, 1)
     assert all(torch.equal(old, new) for old, new in zip(before, trainer._policy.parameters(), strict=True))
     for step in (1, 2, 3):
         ledger = read_ledger(paths, step)

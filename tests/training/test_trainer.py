@@ -3,6 +3,8 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from storage.ledger import ledger_path, read_ledger, recorded_steps, restore_led
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from tests.damage import flip
+from tests.training.whole_step import whole_step
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
@@ -96,7 +99,7 @@ def test_a_step_makes_better_decisions_likelier_and_worse_ones_rarer(paths, mode
     batch = whole_batch(paths)
     policy = Policy(model, SETTINGS)
     before = chosen_logprobs(policy, batch)
-    Trainer(paths, policy, SETTINGS, StorageSettings()).step(1, 4)
+    whole_step(Trainer(paths, policy, SETTINGS, StorageSettings()), 1, 4)
     moved = chosen_logprobs(policy, batch) - before
     ledger = read_ledger(paths, 1)
     assert ledger is not None
@@ -121,7 +124,7 @@ def test_a_faulty_row_is_counted_and_the_step_goes_on_without_its_group(paths, m
     accumulate = Updater.accumulate
     monkeypatch.setattr(Updater, "accumulate", lambda self, batch, *rest: seen.append(batch) or accumulate(self, batch, *rest))
     monkeypatch.setattr(Index, "gather", damaged)
-    metrics = trainer_for(paths, model).step(1, 4).metrics
+    metrics = whole_step(trainer_for(paths, model), 1, 4).metrics
     ledger = read_ledger(paths, 1)
     assert ledger is not None and metrics["train/refused_rows"] == 1.0 and metrics["train/skipped"] == 0.0
     groups, decisions = ledger["advantage_group"].to_pylist(), ledger["decision_id"].to_pylist()
@@ -137,20 +140,20 @@ def test_the_ledger_is_written_before_the_forward(paths, model, monkeypatch):
 
     monkeypatch.setattr(Policy, "masked_logprobs", broken)
     with pytest.raises(RuntimeError, match="power cut"):
-        trainer.step(1, 4)
+        whole_step(trainer, 1, 4)
     assert recorded_steps(paths) == [1] and checkpoint_steps(paths) == []
 
 
 def test_a_second_trainer_on_the_run_is_fenced_by_the_ledger(paths, model):
     first, second = trainer_for(paths, model), trainer_for(paths, model)
-    first.step(1, 4)
+    whole_step(first, 1, 4)
     with pytest.raises(TrainingError, match="another trainer already holds step 1"):
-        second.step(1, 4)
+        whole_step(second, 1, 4)
 
 
 def test_no_decision_is_trained_twice_and_a_step_without_rows_publishes_unchanged_weights(paths, model):
     trainer = trainer_for(paths, model)
-    first, second = trainer.step(1, 4), trainer.step(2, 4)
+    first, second = whole_step(trainer, 1, 4), whole_step(trainer, 2, 4)
     one, two = read_ledger(paths, 1), read_ledger(paths, 2)
     assert one is not None and two is not None
     assert one.num_rows > 10 and not set(one["decision_id"].to_pylist()) & set(two["decision_id"].to_pylist())
@@ -176,10 +179,10 @@ def undisturbed(played: RunPaths, model: Path, tmp_path_factory: pytest.TempPath
     paths = RunPaths(folder / "whole")
     shutil.copytree(played.root, paths.root)
     trainer = trainer_for(paths, model)
-    trainer.step(1, 2)
+    whole_step(trainer, 1, 2)
     shutil.copytree(paths.root, folder / "first")
-    trainer.step(2, 1)
-    trainer.step(3, 1)
+    whole_step(trainer, 2, 1)
+    whole_step(trainer, 3, 1)
     return RunPaths(folder / "first"), run_files(paths)
 
 
@@ -210,14 +213,60 @@ def test_a_step_that_a_kill_cut_anywhere_is_done_once_and_ends_as_if_nothing_had
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(trainer_module, moment, cut)
-        trainer_for(paths, model).step(2, 1)
+        whole_step(trainer_for(paths, model), 2, 1)
     trainer = trainer_for(paths, model)
     if trainer.step_done == 1:
-        trainer.step(2, 1)
-    assert trainer.step_done == 2 and trainer.published == read_adapter(paths, 2)
-    trainer.step(3, 1)
+        whole_step(trainer, 2, 1)
+    assert trainer.step_done == 2 and trainer.saved() == read_adapter(paths, 2)
+    whole_step(trainer, 3, 1)
     used = [row for step in recorded_steps(paths) for row in read_ledger(paths, step)["decision_id"].to_pylist()]
     assert len(used) == len(set(used)) and recorded_steps(paths) == [1, 2, 3]
+    assert run_files(paths) == expected
+
+
+def test_a_step_trains_while_the_one_before_is_written_as_it_was(undisturbed, model, tmp_path, monkeypatch):
+    """The writer of step 2 waits until step 3 has changed the weights and the moments."""
+    first, expected = undisturbed
+    paths = RunPaths(tmp_path / "late")
+    shutil.copytree(first.root, paths.root)
+    honest, measured, updated, updates = trainer_module.save_checkpoint, trainer_module.update_metrics, Event(), []
+
+    def late(paths: RunPaths, state: Any, *rest: Any) -> Any:
+        assert state.step == 3 or updated.wait(120)
+        return honest(paths, state, *rest)
+
+    def noted(figures: Any) -> Any:
+        updates.append(paths.adapter(2).exists())
+        if len(updates) == 2:
+            updated.set()
+        return measured(figures)
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", late)
+    monkeypatch.setattr(trainer_module, "update_metrics", noted)
+    trainer = trainer_for(paths, model)
+    trainer.step(2, 1)
+    trainer.step(3, 1)
+    trainer.saved()
+    assert updates == [False, False] and run_files(paths) == expected
+
+
+def test_a_step_that_cannot_be_written_is_said_and_no_later_one_is_published(undisturbed, model, tmp_path, monkeypatch):
+    """A kill then leaves two ledgers without a checkpoint, and both steps are repeated."""
+    first, expected = undisturbed
+    paths = RunPaths(tmp_path / "killed")
+    shutil.copytree(first.root, paths.root)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "save_checkpoint", lambda *_: (_ for _ in ()).throw(Killed))
+        trainer = trainer_for(paths, model)
+        trainer.step(2, 1)
+        with pytest.raises(Killed):
+            trainer.step(3, 1)
+        with pytest.raises(Killed):
+            trainer.saved()
+    assert recorded_steps(paths) == [1, 2, 3] and not paths.adapter(2).exists()
+    trainer = trainer_for(paths, model)
+    for step in (2, 3):
+        whole_step(trainer, step, 1)
     assert run_files(paths) == expected
 
 
@@ -227,38 +276,38 @@ def test_a_recorded_step_uses_its_recorded_rows_even_where_a_choice_would_now_be
     paths = RunPaths(tmp_path / "run")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(trainer_module, "save_checkpoint", lambda *_: (_ for _ in ()).throw(Killed))
-        trainer_for(paths, model).step(1, 1)
+        whole_step(trainer_for(paths, model), 1, 1)
     recorded = read_ledger(paths, 1)
     assert recorded is not None
     trainer = trainer_for(paths, model)
-    report = trainer.step(1, 4)
+    report = whole_step(trainer, 1, 4)
     assert report.metrics["train/decisions"] == recorded.num_rows < whole_batch(paths).returns.size
     assert read_ledger(paths, 1).equals(recorded)
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger(paths, model):
     trainer = trainer_for(paths, model)
-    trainer.step(1, 2)
-    trainer.step(2, 1)
+    whole_step(trainer, 1, 2)
+    whole_step(trainer, 2, 1)
     before = run_files(paths)
     flip(paths.checkpoint(2) / "trainer.safetensors")
     again = trainer_for(paths, model)
     assert again.step_done == 1 and "trainer.safetensors' is missing, truncated or altered" in again.set_aside[0]
-    again.step(2, 1)
+    whole_step(again, 2, 1)
     assert run_files(paths) == before
     assert [path.name.split("-")[0] for path in paths.checkpoints.glob(".step*")] == [".step_000002.damaged"]
 
 
 def test_an_adapter_that_is_damaged_or_gone_is_published_again_from_the_checkpoint(paths, model):
-    before = trainer_for(paths, model).step(1, 4).published
+    before = whole_step(trainer_for(paths, model), 1, 4).published
     flip(before.folder / "adapter_model.safetensors")
-    assert trainer_for(paths, model).published == before == read_adapter(paths, 1)
+    assert trainer_for(paths, model).saved() == before == read_adapter(paths, 1)
     shutil.rmtree(before.folder)
-    assert trainer_for(paths, model).published == before == read_adapter(paths, 1)
+    assert trainer_for(paths, model).saved() == before == read_adapter(paths, 1)
 
 
 def test_a_run_does_not_go_on_under_other_training_settings_but_may_have_other_threads(paths, model):
-    trainer_for(paths, model).step(1, 4)
+    whole_step(trainer_for(paths, model), 1, 4)
     with pytest.raises(InputError, match="made under other training settings"):
         trainer_for(paths, model, SETTINGS.model_copy(update={"learning_rate": 2e-2}))
     assert trainer_for(paths, model, SETTINGS.model_copy(update={"threads": 1})).step_done == 1
@@ -289,16 +338,16 @@ def test_a_step_chooses_again_where_a_chosen_shard_is_damaged_and_the_run_goes_o
     with damaged.open("r+b", buffering=0) as file:
         file.seek(content.index(np.asarray(open_shard(damaged)["input_ids"].chunk(0).values).tobytes()) + 4)
         file.write(bytes([content[file.tell()] ^ 1]))
-    report = trainer.step(1, 4)
+    report = whole_step(trainer, 1, 4)
     ledger = read_ledger(split, 1)
     assert ledger is not None and set(ledger["shard"].to_pylist()) == {"local/000000.arrow"}
     assert report.metrics["train/refused_shards"] == 1
-    trainer.step(2, 4)
+    whole_step(trainer, 2, 4)
     assert recorded_steps(split) == [1, 2]
 
 
 def test_a_checkpoint_has_the_ledgers_whose_rows_may_be_drawn_again(paths, model):
-    trainer_for(paths, model).step(1, 2)
+    whole_step(trainer_for(paths, model), 1, 2)
     trained = ledger_path(paths, 1)
     before = trained.read_bytes()
     trained.unlink()

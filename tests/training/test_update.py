@@ -21,6 +21,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.update_log import read_update_log
 from tests.training import batches
+from tests.training.whole_step import whole_step
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
 MOVING = SETTINGS.model_copy(
@@ -69,7 +70,7 @@ def trained(paths: RunPaths, model: Path, settings: TrainingSettings, steps: ran
     trainer = Trainer(paths, Policy(model, settings), settings, StorageSettings(max_policy_lag=9))
     assert trainer.step_done == steps[0] - 1
     for step in steps:
-        trainer.step(step, 1)
+        whole_step(trainer, step, 1)
     return trainer
 
 
@@ -116,7 +117,7 @@ def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, mon
     shutil.rmtree(paths.checkpoints)
     shutil.rmtree(paths.ledger)
     shutil.rmtree(paths.adapters)
-    figures = Trainer(paths, Policy(model, weighed), weighed, StorageSettings()).step(1, 1).metrics
+    figures = whole_step(Trainer(paths, Policy(model, weighed), weighed, StorageSettings()), 1, 1).metrics
     assert asked and figures["train/kl_p99"] >= figures["train/kl_p50"]
 
 
