@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,14 +25,23 @@ def runs(process: psutil.Process, word: str) -> bool:
         return False
 
 
-def end_processes_of(home: Path) -> list[str]:
-    """Kill processes that still live and have this PREFECT_HOME; their command lines."""
-    found = []
+def end_processes_of(home: Path, *, end_by_themselves_s: float = 0.0) -> list[str]:
+    """Kill processes that have this PREFECT_HOME and still live after a while; their command lines."""
+    until = time.monotonic() + end_by_themselves_s
+    while (found := _processes_of(home)) and time.monotonic() < until:
+        time.sleep(0.5)
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return list(found.values())
+
+
+def _processes_of(home: Path) -> dict[psutil.Process, str]:
+    found = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.environ().get("PREFECT_HOME") == str(home):
-                found.append(" ".join(process.cmdline())[:120])
-                process.kill()
+                found[process] = " ".join(process.cmdline())[:120]
     return found
 
 

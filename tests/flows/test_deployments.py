@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +92,7 @@ class Prefect:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        time.sleep(10)  # for processes that see their parent's end
-        return end_processes_of(self.home)
+        return end_processes_of(self.home, end_by_themselves_s=60)  # they see their parent's end
 
 
 def small_parameters(workplace: Any) -> dict[str, Any]:
