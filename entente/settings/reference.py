@@ -50,8 +50,8 @@ def value_at(settings: RunSettings, name: str) -> str:
 
 def reference() -> str:
     """The text of docs/settings.md: a table per section, under the docstring of its class."""
-    told = {setting.name: setting for setting in settings_in()}
-    first = [f"|`{name}`|{why}|" for name, why in FIRST_EIGHT.items() if name in told]
+    names = {setting.name for setting in settings_in()}
+    first = [f"|`{name}`|{why}|" for name, why in FIRST_EIGHT.items() if name in names]
     parts = [_HEAD, "## Turn these eight first", "\n".join(["|setting|when|", "|---|---|", *first])]
     rows = [setting for setting in settings_in() if "." not in setting.name]
     parts += ["## The run itself", _table(rows, cut=0)]
