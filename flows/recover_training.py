@@ -140,8 +140,10 @@ def _hangs(paths: RunPaths, running_s: float) -> bool:
 
 async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     ended = await client.read_flow_run(flow_run)
-    if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()) or ended.deployment_id is None:
-        return f"'{ended.name}' is left as it is: it did not crash or fail, or was started by hand"
+    if ended.deployment_id is None:
+        return f"'{ended.name}' is left as it is: no deployment started it"
+    if ended.state is None or not (ended.state.is_crashed() or ended.state.is_failed()):
+        return f"'{ended.name}' is left as it is: it is {ended.state.name if ended.state else 'without a state'}"
     states = sorted(await client.read_flow_run_states(flow_run), key=lambda state: state.timestamp)
     if was_cancelled([state.type.value for state in states]):
         return f"'{ended.name}' is left as it is: it was cancelled"

@@ -21,7 +21,8 @@ VIEWS = {
     "decisions": "a decision, with its return under the run's reward weights; key `decision_id`, also `shard`, `row`",
     "groups": "an advantage group of `decisions`; key `shard`, `start_group`, `power`, `phase`",
     "batches": "a row of a step's ledger: which decision the step trained on, and how old it was; key `step`, `place`",
-    "phases": "a phase of a fork; key `shard`, `start_group`, `fork`, `phase_index`, all columns of `decisions` too",
+    "phases": "a phase of a fork; its key `shard`, `start_group`, `fork`, `phase_index` is also in `decisions`. Boards, and the "
+    "orders of all powers, are in the Arrow files alone",
     "orders": "the order set of a decision; key `decision_id`",
     "tokens": "a completion position of a decision; key `decision_id`, `place`",
     "lag": "a number of decisions that a step trained on at one policy lag",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Format = Literal["table", "csv", "json", "parquet"]
 _BY_SUFFIX: dict[str, Format] = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-_MAX_ROWS = 10_000
-"""Upper bound of rows in a printed table; it is laid out as a whole."""
+_MAX_ROWS, _MAX_SEEN = 10_000, 100
+"""Upper bounds of rows in a printed table, which is laid out as a whole, and in one on a terminal."""
 _SECONDS, _MEMORY_GIB = 600.0, 2.0
 """Default limits. A query that needs more is usually a join without its condition."""
 _AT_MOST = validators.Number(gt=0, lte=1_000_000)
@@ -71,7 +71,8 @@ def sql(
         )
     form = _form(format, output)
     question = ready_query(query[1:]) if query.startswith("@") else query
-    first = _MAX_ROWS + 1 if form == "table" else None
+    most = _MAX_SEEN if sys.stdout.isatty() else _MAX_ROWS
+    first = most + 1 if form == "table" else None
 
     def answered(connection: "DuckDBPyConnection") -> tuple[pa.Table, str]:
         return ask(connection, question, form, first=first, memory_gib=memory_gib), left_out(connection)
@@ -82,11 +83,13 @@ def sql(
     with connection:
         answer, lacking = run_interruptible(connection, answered, seconds=max_seconds, late=late)
     if form == "table":
-        _show(answer.column_names, _values(answer))
-        if answer.num_rows > _MAX_ROWS:
-            sys.stderr.write(f"only the first {_MAX_ROWS:,} rows are shown; --output answer.csv takes all\n")
+        _show(answer.column_names, _values(answer.slice(length=most)))
+        if answer.num_rows > most:
+            sys.stderr.write(f"only the first {most:,} rows are shown; --output answer.csv takes all\n")
     else:
         _write(answer, form, output)
+        if output is not None:
+            sys.stderr.write(f"rows written to {output}: {answer.num_rows:,}\n")
     if lacking:
         sys.stderr.write(f"{lacking}\n")
     if text.missing:
@@ -104,7 +107,7 @@ def _form(format: Format | None, output: Path | None) -> Format:
 
 
 def _values(answer: pa.Table) -> Iterator[tuple[object, ...]]:
-    columns = [column.to_pylist() for column in answer.slice(length=_MAX_ROWS).columns]
+    columns = [column.to_pylist() for column in answer.columns]
     return zip(*columns, strict=True)
 
 

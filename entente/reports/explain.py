@@ -106,7 +106,7 @@ def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], sett
         ],
         "plan": ["Planning time grows with the rows of a step: lower rollouts.start_groups, or raise training.token_budget."],
         "forward": [
-            f"The trainer is the limit: {_mean(chosen, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
+            f"The update computes {_mean(chosen, 'train/unique_tokens_per_s'):,.0f} unique tokens a second, {share:.0%} of "
             "the raw ones. More forks of fewer positions (rollouts.forks_per_group) share more of them; a GPU (training.device), "
             "more threads (training.threads) or fewer decisions (rollouts.start_groups) make it shorter."
         ],

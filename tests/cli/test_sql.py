@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +89,12 @@ def test_a_table_ends_after_ten_thousand_rows_and_says_so(ask: Ask):
     assert said.startswith("only the first 10,000 rows are shown")
 
 
+def test_a_terminal_shows_a_hundred_rows(ask: Ask, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert ask("from range(101)")[2].startswith("only the first 100 rows are shown")
+    assert ask("from range(100)")[2] == ""
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -97,7 +104,7 @@ def test_a_table_ends_after_ten_thousand_rows_and_says_so(ask: Ask):
     ],
 )
 def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
-    assert ask("select 1 as a, 2 as a", "--output", name) == (0, "", "")
+    assert ask("select 1 as a, 2 as a", "--output", name) == (0, "", f"rows written to {name}: 1\n")
     file = Path(name)
     if file.suffix == ".parquet":
         assert pq.read_table(file).to_pylist() == [{"a": 1, "a_1": 2}]
