@@ -71,7 +71,7 @@ async def evaluate_policy(
         "run": run,
         "policy_version": version,
         "how": play.how(),
-        "told": sentences,
+        "notes": sentences,
         "against": {
             name: {
                 "score": round(score.mean, 4),

@@ -86,7 +86,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         "match": label,
         "how": match.description,
         "cpu_seconds_a_game": record.cpu_seconds_a_game,
-        "told": sentences,
+        "notes": sentences,
         "plot": plot,
     } | asdict(table)
 

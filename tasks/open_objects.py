@@ -1,7 +1,7 @@
 """The open objects that a training run's tasks share: rollout resources, trainer process, control file.
 
-Passed to tasks as one object, which Prefect neither copies, stores nor visits (`quoted` in `tasks/train_policy.py`). Whoever
-opened an object closes it.
+Passed to tasks as one object, which Prefect neither copies, stores nor visits (`quoted` in `tasks/train_policy.py`). The
+code that opened an object closes it.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ ENDS_WITHIN_S = 30.0
 """Seconds for closing everything after the first signal."""
 _SAME_REQUEST_S = 1.0
 """A terminal and a wrapping script may both send a signal for one Ctrl-C."""
-_SENTENCES = {signal.SIGINT: "interrupted", signal.SIGTERM: "told to end (SIGTERM)"}
+_SENTENCES = {signal.SIGINT: "interrupted", signal.SIGTERM: "ended by SIGTERM"}
 _SHOW_CURSOR = b"\x1b[?25h"
 
 _heard = 0

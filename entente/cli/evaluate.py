@@ -196,7 +196,7 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
 
 
 def _show_score(result: dict[str, Any]) -> None:
-    for sentence in filter(None, (result["how"], *result["told"])):
+    for sentence in filter(None, (result["how"], *result["notes"])):
         print(sentence)
 
 
@@ -225,7 +225,7 @@ def _show_match(result: dict[str, Any]) -> None:
     print(f"intervals: 95 %; win: most centres, ties split{cost}")
     if result["plot"]:
         print(f"centres by year: {result['plot']}")
-    for sentence in result["told"]:
+    for sentence in result["notes"]:
         print(sentence)
 
 

@@ -34,7 +34,7 @@ def play(
     seed: Annotated[int, Parameter(help="Seed of a new game: seat assignment and all random choices.")] = 0,
     years: Annotated[
         int,
-        Parameter(help="Game years until a new game ends; 0: until somebody wins.", validator=validators.Number(gte=0, lte=100)),
+        Parameter(help="Game years until a new game ends; 0: until a power wins.", validator=validators.Number(gte=0, lte=100)),
     ] = 0,
     temperature: Temperature = 1.0,
     port: Annotated[int, Parameter(help="Port; 0: any free one.", validator=validators.Number(gte=0, lte=65535))] = 0,
@@ -56,7 +56,7 @@ def play(
 
         entente play --game evening          continue that game
 
-        entente play --game shared.json      a game file from somebody else
+        entente play --game shared.json      a game file that you were sent
 
         entente play --watch --run mine --against newest,dumbbot
 
@@ -150,7 +150,7 @@ def _seats(people: str, against: str, seed: int) -> dict[str, str]:
     wanted = named_powers(people)
     names = [name.strip() for name in against.split(",") if name.strip()]
     if not names:
-        raise InputError("somebody must play the other powers: give --against, as 'dumbbot'")
+        raise InputError("the other powers need a player: give --against, as 'dumbbot'")
     others = [power for power in POWERS if power not in wanted]
     random.Random(f"seats {seed}").shuffle(others)
     dealt = {power: names[number % len(names)] for number, power in enumerate(others)}

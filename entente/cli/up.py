@@ -92,7 +92,7 @@ def up(
     key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
     print(f"\n{address}/dashboard")
     if key and key_file().is_file() and key_file().read_text().strip() == key:
-        print(f"the page asks once for its key; keep it secret, since whoever has it can run programs as you: {key}")
+        print(f"the page asks once for its key; keep it secret, since anyone who has it can run programs as you: {key}")
         prefix = f'PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(key_file()))})" '
     elif key:
         print("the page asks once for the value of PREFECT_API_AUTH_STRING")
@@ -146,8 +146,10 @@ def _server(port: int) -> str:
             raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
         _say("server", f"answers at {address}")
         if who_answers(f"{address}/api") == "accepts":
-            print("                without a key, so whoever reaches it can run programs as you: start it with `entente up`, or")
-            print("                set PREFECT_SERVER_API_AUTH_STRING where it is started")
+            print(
+                "                without a key, so anyone who reaches it can run programs as you: start it with `entente up`, or"
+            )
+            print("                or set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return address
     if from_environment:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {from_environment} ({reason}): start it, or unset that")

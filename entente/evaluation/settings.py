@@ -80,13 +80,13 @@ class MatchSettings(PlaySettings):
     start: Literal["standard", "held-out"] = "standard"
     """Where games begin: spring 1901, or the run's held-out positions."""
     years: Annotated[int, Field(ge=1, le=100)] = 6
-    """Game years until a game is cut off and counted as it stands, unless somebody has won alone before."""
+    """Game years until a game is cut off and counted as it stands, unless a power has won before."""
     games: Annotated[int, Field(ge=0)] = 0
     """Games for each player, or at a shared table in all: rounded up to whole rounds of seven, one for each rotation of the
     seats. 0: 70."""
     measure: Measure = "sos"
     """What the comparison of players is about; the share of squared centres tells players apart where games are cut
-    off before anybody has won."""
+    off before a power has won."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 28
     """Games played at the same time."""
     seed: Seed = MATCH_SEED

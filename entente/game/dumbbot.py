@@ -200,7 +200,7 @@ class _Campaign:
             self._settle(site)
         for site in sites:
             if self._orders[site].endswith(" H"):
-                self._orders[site] = self._help_somebody(site) or self._orders[site]
+                self._orders[site] = self._help_other(site) or self._orders[site]
         return [self._orders[site] for site in sites]
 
     def _settle(self, site: int) -> None:
@@ -244,7 +244,7 @@ class _Campaign:
         spellings = (f"{self._legal.sites[site]} S {action}", f"{self._legal.sites[site]} S {action.split('/')[0]}")
         return next((support for support in spellings if support in self._legal.options[site]), None)
 
-    def _help_somebody(self, site: int) -> str | None:
+    def _help_other(self, site: int) -> str | None:
         """A support by a unit that would only hold, for the unit with most competition; None if none is legal."""
         competition = self._view.competition
         friends = [

@@ -1,4 +1,4 @@
-"""The key of this machine's Prefect server. Whoever has it can start runs, and so run programs as the server's user.
+"""The key of this machine's Prefect server. Anyone who has it can start runs, and so run programs as the server's user.
 
 It is a file in Prefect's home, readable by its owner only. Servers that `entente` starts require it; it is sent to servers on
 this machine only. Prefect's own authentication string, if set, takes precedence.

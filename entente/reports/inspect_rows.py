@@ -250,7 +250,7 @@ class Inspector:
         return uses
 
     def _shards_with(self, decision_id: int) -> Iterator[str]:
-        """Newest first; reads one column without checks, which whoever opens the shard makes."""
+        """Newest first; reads one column without checks, which opening the shard makes."""
         for name in reversed(shard_names(self._paths)):
             try:
                 with pa.memory_map(str(self._paths.shards / name)) as file:

@@ -258,7 +258,7 @@ class TrainerProcess:
         finally:
             watch.cancel()
         if answer is None:
-            answers.put(None)  # for whoever asks next
+            answers.put(None)  # for the next call
             raise self._ended_error()
         if "error" in answer:
             kind = getattr(errors, answer["error"], EntenteError)

@@ -109,7 +109,7 @@ def _trouble(error: Exception) -> Markup:
 
 
 class Drawer(threading.Thread):
-    """Draws the parts of the runs that somebody looks at."""
+    """Draws the parts of the runs that pages show."""
 
     def __init__(self, looked_at: Callable[[], list[LiveRun]], trains: Callable[[], bool], warm: Callable[[str], None]) -> None:
         """`warm`: called once with the name of a run whose parts are drawn."""

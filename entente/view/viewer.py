@@ -82,7 +82,7 @@ class Viewer:
         return f"{place}?{urlencode({'key': self.key} | query)}"
 
     def _warm(self, run: str) -> None:
-        """Load what the pages of its rows need, before somebody asks for one."""
+        """Load what the pages of its rows need, before one is requested."""
         with self._rows_lock:
             self._inspector(run)
         Board.start().legal_orders()

@@ -15,7 +15,7 @@ import pytest
 
 from entente.cli.run_flow import run_in_thread
 
-CASES = [(signal.SIGINT, 130, "entente: interrupted\n"), (signal.SIGTERM, 143, "entente: told to end (SIGTERM)\n")]
+CASES = [(signal.SIGINT, 130, "entente: interrupted\n"), (signal.SIGTERM, 143, "entente: ended by SIGTERM\n")]
 OPEN = """
 try:
     print("begun", flush=True)
@@ -75,7 +75,7 @@ def test_what_cannot_be_closed_in_time_is_ended_with_its_stopped_children(comman
     (stopped,) = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
-    assert (process.returncode, out, err) == (143, "closing\n", "entente: told to end (SIGTERM)\n")
+    assert (process.returncode, out, err) == (143, "closing\n", "entente: ended by SIGTERM\n")
     assert psutil.wait_procs([stopped], timeout=10)[1] == []
 
 
@@ -87,7 +87,7 @@ def test_a_second_signal_ends_it_at_once_but_not_one_that_came_with_the_first(co
     time.sleep(1.3)
     assert process.poll() is None, "a wrapping script sent it along with the first"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=20)[1] == "entente: told to end (SIGTERM)\n"
+    assert process.communicate(timeout=20)[1] == "entente: ended by SIGTERM\n"
     assert process.returncode == 143
 
 
@@ -95,7 +95,7 @@ def test_a_command_that_is_done_and_does_not_go_away_is_ended_too(command):
     late = "lambda: (time.sleep(0.5), print('begun', flush=True), time.sleep(60))"
     process = begun(command, f"import threading; threading.Thread(target={late}).start()")
     process.send_signal(signal.SIGTERM)
-    assert process.communicate(timeout=20)[1] == "entente: told to end (SIGTERM)\n"
+    assert process.communicate(timeout=20)[1] == "entente: ended by SIGTERM\n"
     assert process.returncode == 143
 
 

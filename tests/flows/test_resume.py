@@ -137,7 +137,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing_behind_and_says_how_to_go_on(w
         process.kill()
     assert process.returncode == 143 and out == ""
     hint = f"finished steps are kept; continue with: entente train --run {run} --resume"
-    assert err.splitlines()[-2:] == [hint, "entente: told to end (SIGTERM)"], err
+    assert err.splitlines()[-2:] == [hint, "entente: ended by SIGTERM"], err
     assert "Traceback" not in err
     _, alive = psutil.wait_procs(family, timeout=15)
     assert alive == []
