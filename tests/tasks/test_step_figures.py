@@ -1,6 +1,7 @@
 """Figures of a step: counts of one span, and nothing where nobody counted."""
 
 import asyncio
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ REPORT: Figures = {
 }  # fmt: skip
 
 
-def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, float]:
+def figures_of(reports: tuple[Figures, ...], counted: EngineStats, spans: Any = None) -> dict[str, float]:
     """Figures of one step for which these reports came in while the flow's engine counted so much."""
 
     class Host:
@@ -38,7 +39,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats) -> dict[str, 
         return counted
 
     resources: Any = SimpleNamespace(
-        spans=Spans(),
+        spans=spans or Spans(),
         host=Host(),
         engine=SimpleNamespace(stats=stats, events=dict),
         trainer=SimpleNamespace(pid=os.getpid()),
@@ -77,3 +78,15 @@ def test_endpoints_that_were_asked_have_figures_and_others_have_none():
         "rollout/endpoint_missing_share": 0.25,
         "rollout/endpoint_illegal": 2.0,
     }
+
+
+def test_rollouts_beside_a_publication_are_waited_for_and_are_no_orchestration():
+    class Recorded(Spans):
+        """A publication and rollouts, both over the whole step."""
+
+        def _all(self) -> list[tuple[str, float, float]]:
+            return [("publish", 0.0, math.inf), ("rollout", 0.0, math.inf)]
+
+    found = figures_of((), NONE, Recorded())
+    assert found["time/rollout_wait_s"] == pytest.approx(found["time/step_s"]) and found["time/publish_s"] == 0
+    assert found["time/orchestration_s"] == pytest.approx(0, abs=1e-9)
