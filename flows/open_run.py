@@ -128,20 +128,14 @@ async def prepare_cache(settings: RunSettings) -> StateCache:
 
 
 @asynccontextmanager
-async def open_run(settings: RunSettings, *, resume: bool = False, trains_alone: bool = False) -> AsyncIterator[OpenRun]:
+async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncIterator[OpenRun]:
     """Open the resources of a new run, or with `resume` of an existing one.
-
-    Args:
-        trains_alone: nothing else computes during training, so the trainer may use all cores, whatever `pipeline.buffer_depth`
-            is.
 
     Raises:
         InputError: contradictory settings, a taken or missing name, another process trains it, or it is past `settings.steps`.
     """
     cards = check_inputs(settings, resume=resume)
     engine_threads, trainer_threads = settings.threads
-    if trains_alone:
-        trainer_threads = settings.threads_if(overlap=False)[1]
     fixed_threads = "OMP_NUM_THREADS" in os.environ  # the user's variables win
     apply_threads(engine_threads)
     paths = settings.paths

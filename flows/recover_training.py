@@ -1,4 +1,4 @@
-"""Flow: resume a training run or round of improvement whose process was lost, or else raise an alert.
+"""Flow: resume a training run whose process was lost, or else raise an alert.
 
 An automation (entente/prefect_server/automations.py) starts it when a flow run tagged `train` crashed, failed or sent no
 heartbeat; a schedule covers losses without an event. Prefect only lists the flow runs, and whether a user cancelled one. The
@@ -33,7 +33,6 @@ from prefect.states import Cancelled, Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
 
-from entente.rollouts.improve_rounds import ImproveSettings, rounds_left
 from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
@@ -73,7 +72,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     (prefect.yaml), and one on another host returns at once.
 
     Args:
-        flow_run_id: An ended flow run of `train-policy` or `improve-policy`, however old; empty for none.
+        flow_run_id: An ended flow run of `train-policy`, however old; empty for none.
         runs_root: Folder of all runs.
     """
     check_parameters(runs_root)
@@ -179,24 +178,16 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
 async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
     """Start the deployment again for the same run. Idempotent per flow run."""
     assert ended.deployment_id is not None
-    parameters, kind = ended.parameters, "improve"  # always continues from the run's files
-    if not _improves(ended):
-        parameters, kind = _resumed(ended, settings), "train"
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
     again = await client.create_flow_run_from_deployment(
         ended.deployment_id,
-        parameters=parameters,
+        parameters=_resumed(ended, settings),
         state=Scheduled(scheduled_time=begins, message=decision.because),
-        name=f"{kind}-{settings.run}" if settings.run else None,
+        name=f"train-{settings.run}" if settings.run else None,
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
         idempotency_key=f"recover-{ended.id}",
     )
     return f"{decision.because}, as flow run {again.id}"
-
-
-def _improves(ended: FlowRun) -> bool:
-    """True for a flow run of `improve-policy`, which has no parameter `settings`."""
-    return "settings" not in ended.parameters and "run" in ended.parameters
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
@@ -214,19 +205,13 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
 
 def _runs_root(run: FlowRun) -> Path:
     settings = run.parameters.get("settings")
-    named = run.parameters if _improves(run) else settings if isinstance(settings, dict) else {}
-    return Path(str(named.get("runs_root", "runs")))
+    return Path(str(settings.get("runs_root", "runs") if isinstance(settings, dict) else "runs"))
 
 
 def _settings(ended: FlowRun) -> RunSettings | None:
     """None if the parameters are not those of a training run."""
-    runs_root = _runs_root(ended)
     try:
-        check_parameters(runs_root)
-        if _improves(ended):
-            ImproveSettings.model_validate(ended.parameters.get("improve") or {})
-            name = check_name(str(ended.parameters["run"]), "run")
-            return settings_of(RunPaths(runs_root / name)).model_copy(update={"run": name, "runs_root": runs_root})
+        check_parameters(_runs_root(ended))
         settings = RunSettings.model_validate(ended.parameters.get("settings"))
         if settings.run:
             check_name(settings.run, "run")
@@ -241,7 +226,7 @@ def _facts(settings: RunSettings, work: FlowRunRecord | None, ended: FlowRun) ->
     has_folder = named and paths.settings.exists()
     return Facts(
         run=settings.run,
-        finished=has_folder and _is_finished(settings, ended),
+        finished=has_folder and finished_summary(settings) is not None,
         held=has_folder and _is_held(paths.lock),
         process=work.process() if work else None,
         silent=_silent(ended),
@@ -249,12 +234,6 @@ def _facts(settings: RunSettings, work: FlowRunRecord | None, ended: FlowRun) ->
         step=last_step(paths) if has_folder else 0,
         attempts=_attempts(paths) if named else Attempts(),
     )
-
-
-def _is_finished(settings: RunSettings, ended: FlowRun) -> bool:
-    if _improves(ended):
-        return not rounds_left(settings.paths, ImproveSettings.model_validate(ended.parameters.get("improve") or {}))
-    return finished_summary(settings) is not None
 
 
 def _is_held(lock: Path) -> bool:

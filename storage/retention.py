@@ -183,7 +183,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.improve, paths.ledger]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.ledger]
     outer = [paths.shards, paths.distil_targets]
     return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
 

@@ -1,5 +1,5 @@
-"""Makes a run's query views: rows, tokens, phases, distillation targets, ledgers and metrics. Token lists stay in the mapped
-shards until a query reads them. `storage/run_sql.py` connects and queries."""
+"""Makes a run's query views: rows, tokens, phases, ledgers and metrics. Token lists stay in the mapped shards until a query reads
+them. `storage/run_sql.py` connects and queries."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,10 +9,7 @@ from typing import Any
 import pyarrow as pa
 from duckdb.func import ARROW, SPECIAL
 
-from entente.telemetry.errors import DataError
-from storage.arrow_files import DECISION_SCHEMA, DISTIL_TARGET_SCHEMA
-from storage.distil_targets import open_distil_targets
-from storage.files import folders_in, names_in
+from storage.arrow_files import DECISION_SCHEMA
 from storage.index import Index
 from storage.ledger import last_step
 from storage.runs import RunPaths
@@ -31,9 +28,8 @@ VIEWS = {
     "candidates": "a start group that the next step could train on; key `shard`, `start_group`",
     "metrics": "a figure of a step; key `step`, `name`",
     "devices": "a reading of a GPU",
-    "rejected_files": "a shard, file of distillation targets or damaged line that is left out of all views",
+    "rejected_files": "a shard or damaged line that is left out of all views",
     "thoughts": "the thought of a decision, where the model thinks; key `decision_id`",
-    "distil_targets": "a position that a teacher labelled (`entente improve`); key `distil_target_id`",
 }
 """View -> what a row is."""
 COLUMNS = {
@@ -78,24 +74,10 @@ COLUMNS = {
     "time": "Seconds since 1970.",
     "device": "GPU.",
     "reason": "Why the decision failed, or the file is left out.",
-    "round": "Round of `entente improve`.",
-    "distil_target_id": "Hash of round, position and student.",
-    "source": "Shard of the student's decision.",
-    "teacher": "Hash of the teacher's settings.",
-    "first_orders": "The student's own first sample.",
-    "best_orders": "The order set that the teacher finds most probable.",
-    "orders": "Orders in the order of the sites; in `distil_targets` one order set per proposal.",
-    "values": "Mean value of each proposal.",
-    "visits": "Playouts of each proposal.",
-    "probabilities": "The teacher's probability of each proposal.",
 }
 """Column -> its meaning, where it is not that of a decision's column (`entente/records/rows.py`)."""
 _VIEWS_SQL = Path(__file__).with_name("views.sql").read_text()
 _LISTS = ("decision_id", "input_ids", "prompt_len", "behaviour_logprobs", "legal_ids", "legal_offsets", "orders")
-_DISTIL_TARGET_COLUMNS = (
-    "distil_target_id", "decision_id", "source", "snapshot_id", "phase", "power", "policy_version", "temperature", "teacher",
-    "orders", "values", "visits", "probabilities",
-)  # fmt: skip
 TokenText = Callable[[int], str | None]
 """Text of a token id, for the column "text" of `tokens`; called only if a query reads that column."""
 ReadThought = Callable[[list[int]], tuple[str, bool] | None]
@@ -112,7 +94,6 @@ def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_though
     tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
-        "stored_distil_targets": _distil_targets(paths, index),
         "metrics": _long(index, paths.metrics, {"step": pa.int32()}),
         "devices": _long(index, paths.devices, {"time": pa.float64(), "device": pa.string()}),
     }.items():
@@ -151,26 +132,6 @@ def _thoughts(read: ReadThought) -> Callable[[pa.Array | pa.ChunkedArray], pa.Ar
 def _stacked(tables: list[pa.Table], columns: tuple[str, ...]) -> pa.Table:
     wanted = pa.schema([DECISION_SCHEMA.field(name) for name in columns])
     return pa.concat_tables([table.select(columns) for table in tables]) if tables else wanted.empty_table()
-
-
-def _distil_targets(paths: RunPaths, index: Index) -> pa.Table:
-    """The distillation targets of all rounds, without tokens. Damaged files are left out; a row of `rejected_files` says why."""
-    empty = pa.schema(
-        [("round", pa.string()), *(DISTIL_TARGET_SCHEMA.field(name) for name in _DISTIL_TARGET_COLUMNS)]
-    ).empty_table()
-    tables = [empty]
-    for name in folders_in(paths.distil_targets):
-        for file in sorted(names_in(paths.distil_targets / name)):
-            try:
-                table = open_distil_targets(paths.distil_targets / name / file).table.select(_DISTIL_TARGET_COLUMNS)
-            except DataError as error:
-                index.connection.execute(
-                    "INSERT INTO rejected_files VALUES (?, ?)", [f"distil_targets/{name}/{file}", str(error)]
-                )
-                continue
-            rounds = pa.array([name] * table.num_rows, pa.string())
-            tables.append(table.add_column(0, empty.schema.field("round"), rounds).replace_schema_metadata(None))
-    return pa.concat_tables(tables)
 
 
 def _long(index: Index, file: Path, keys: Mapping[str, pa.DataType]) -> pa.Table:

@@ -38,7 +38,6 @@ class RunPaths:
     settings = _Below("settings.json")
     shards = _Below("shards")
     distil_targets = _Below("distil_targets")
-    improve = _Below("improve")
     ledger = _Below("ledger")
     adapters = _Below("adapters")
     checkpoints = _Below("checkpoints")

@@ -42,12 +42,3 @@ SELECT
     (SELECT avg(g.return_range) FROM advantage_groups AS g WHERE g.snapshot_id = d.snapshot_id) AS mean_return_range,
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;
-
--- Positions that a teacher labelled, with its most probable order set and the first proposal, which the student would play.
-CREATE VIEW distil_targets AS
-SELECT
-    * EXCLUDE (orders, "values", visits, probabilities),
-    orders[1] AS first_orders,
-    orders[list_position(probabilities, list_max(probabilities))] AS best_orders,
-    orders, "values", visits, probabilities
-FROM stored_distil_targets;

@@ -166,7 +166,6 @@ def _members(cls: type) -> Iterator[tuple[str, ...]]:
 
 
 def views_page() -> str:
-    from entente.records.distil_target import DistilTarget
     from entente.records.rows import Decision, PlayedPhase
     from storage.run_sql import QUERIES
     from storage.run_views import COLUMNS, VIEWS
@@ -180,7 +179,7 @@ def views_page() -> str:
     parts += ["## Ready questions", "`entente sql @NAME` asks one; `entente sql @` lists them."]
     answers = [(f"`@{name}`", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()]
     parts += [_table(("name", "answers"), answers), "## Columns of the files"]
-    files = {"a shard": Decision, "its phases": PlayedPhase, "distillation targets": DistilTarget}
+    files = {"a shard": Decision, "its phases": PlayedPhase}
     for holder, row in files.items():
         parts += [f"### Of {holder}", _table(("column", "type", ""), [*_fields(row)])]
     return "\n\n".join(parts) + "\n"

@@ -7,7 +7,7 @@ _PLACES = {
     "snapshots": (0, 0), "phases": (0, 160), "groups": (0, 340), "group_eligibility": (0, 590),
     "decisions": (310, 170), "candidates": (310, 470),
     "orders": (620, 0), "tokens": (620, 80), "thoughts": (620, 250), "batches": (620, 390),
-    "lag": (930, 0), "metrics": (930, 180), "distil_targets": (930, 350),
+    "lag": (930, 0), "metrics": (930, 180),
 }  # fmt: skip
 """View -> where its box is drawn."""
 _JOINS = {
@@ -22,7 +22,6 @@ _JOINS = {
     ("decisions", "batches"): ("decision_id",),
     ("batches", "lag"): ("step", "policy_lag"),
     ("batches", "metrics"): ("step",),
-    ("batches", "distil_targets"): ("decision_id",),
 }
 """Two views -> the columns that join them."""
 

@@ -17,7 +17,6 @@ COMMANDS = {
     "Train": {
         "train": ("entente.cli.train:train", _TRAIN),
         "sweep": ("entente.cli.sweep:sweep", _TRAIN),
-        "improve": ("entente.cli.improve:improve", "Improve a policy by distilling search into it."),
         "label": ("entente.cli.label:label", "Label decisions of a policy in whole games by search."),
         "evaluate": ("entente.cli.evaluate:evaluate", "Measure strength on held-out positions and in matches."),
         "play": ("entente.cli.play:play", _PLAY),

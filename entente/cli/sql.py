@@ -50,7 +50,7 @@ def sql(
     Views: decisions (a row per decision), groups (advantage groups), batches (what each step trained on),
     phases, orders, tokens (a row per completion position, with its text), lag, snapshots, group_eligibility (which
     groups the next step could train on), candidates (its start groups), thoughts (the model's reasoning before its orders),
-    metrics (step, name, value), devices (its GPUs), distil_targets (what a teacher answered), rejected_files.
+    metrics (step, name, value), devices (its GPUs), rejected_files.
 
     Examples
 

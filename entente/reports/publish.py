@@ -162,7 +162,7 @@ def _parameters(folder: Path) -> int:
 
 
 def _training(source: Source) -> dict[str, Any]:
-    """Prompts; for a trained version also learning rate, settings that differ from the preset, and `entente improve` rounds."""
+    """Prompts; for a trained version also learning rate, and settings that differ from the preset."""
     if source.version is None or source.settings is None or source.run is None:
         return {}
     prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
@@ -173,9 +173,8 @@ def _training(source: Source) -> dict[str, Any]:
     settings["training.learning_rate"] = source.settings.training.learning_rate  # the default depends on the model's width
     if "inference.model" in settings:
         settings["inference.model"] = source.hub_id or _place(source.base)
-    rounds = {file.stem: read_object(file) for file in sorted(source.run.improve.glob("*.json"))}
     training = {"run": source.version.run, "version": source.version.version, "preset": _PRESET, "settings": settings}
-    return prompts | {"training": training | ({"rounds": rounds} if rounds else {})}
+    return prompts | {"training": training}
 
 
 def _place(base: Path) -> str:

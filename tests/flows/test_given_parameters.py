@@ -16,7 +16,6 @@ from flows import given_parameters
 from flows.build_state_cache import build_state_cache
 from flows.evaluate_policy import evaluate_policy
 from flows.given_parameters import ADDRESSES_VARIABLE, ROOTS_VARIABLE, check_parameters
-from flows.improve_policy import improve_policy
 from flows.recover_training import recover_training
 from flows.train_policy import train_policy
 from tests.test_docs import resolved
@@ -44,7 +43,6 @@ FLOWS: dict[str, Callable[[Path], Coroutine[Any, Any, Any]]] = {
     "train_policy": lambda root: train_policy.fn(settings(runs_root=root)),
     "build_state_cache": lambda root: build_state_cache.fn(None, root),
     "evaluate_policy": lambda root: evaluate_policy.fn("mine", runs_root=root, evaluation=EvaluationSettings()),
-    "improve_policy": lambda root: improve_policy.fn("mine", root),
     "recover_training": lambda root: recover_training.fn(runs_root=root),
 }
 

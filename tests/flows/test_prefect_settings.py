@@ -67,13 +67,11 @@ FREE = {
     "silence_api_url_misconfiguration": "a warning",
 }
 """Start of a setting's name, and what it decides."""
-FLOWS = {"train_policy", "improve_policy", "evaluate_policy", "build_state_cache", "recover_training"}
+FLOWS = {"train_policy", "evaluate_policy", "build_state_cache", "recover_training"}
 OWN_RETRIES = {
     "recover_training": 2,
     "roll_out_groups": ROLLOUT_RETRIES,
     "roll_out_on_dask": ROLLOUT_RETRIES,
-    "visit_groups": ROLLOUT_RETRIES,
-    "label_visits": ROLLOUT_RETRIES,
 }
 OPTIONS = ("retries", "persist_result", "log_prints", "cache_policy", "result_storage")
 LOOK = f"""

@@ -18,7 +18,6 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, Fl
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.states import Cancelling, Crashed, Pending, Running
 
-from entente.rollouts.improve_rounds import end_round
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import process_start
@@ -126,21 +125,6 @@ def test_a_killed_run_without_a_name_is_found_and_goes_on_once_however_often_it_
     assert again.parameters["resume"] is True and again.parameters["settings"]["run"] == "tiny-7"
     assert RunSettings.model_validate(again.parameters["settings"]).prompts.own_line == "in_place"
     assert {"train", "recovered"} <= set(again.tags) and again.deployment_id == place.deployment
-
-
-@pytest.mark.system
-def test_a_lost_round_of_improvement_goes_on_until_its_rounds_are_done(place: Place):
-    paths = place.begun("taught", steps=3)
-    asked = {"run": "taught", "runs_root": str(place.root), "improve": {"rounds": 2}}
-    lost = asyncio.run(place.ended(asked, KILLED))
-    noted(paths, lost)
-    assert "run 'taught' continues after step 3, attempt 1 of 3" in recover(place, lost)
-    (again,) = asyncio.run(place.started())
-    assert again.parameters == asked and again.name == "improve-taught" and again.deployment_id == place.deployment
-    for number in (1, 2):
-        end_round(paths, number, {})
-    late = asyncio.run(place.ended(asked, KILLED))
-    assert "is done" in recover(place, late) and len(asyncio.run(place.started())) == 1
 
 
 @pytest.mark.system

@@ -14,13 +14,12 @@ import pytest
 
 from entente.decoding.open_set import open_set
 from entente.telemetry.errors import InputError
-from storage.distil_targets import distil_target_path, publish_distil_targets
 from storage.index import Index
 from storage.ledger import write_ledger
 from storage.run_sql import QUERIES, THREAD, Form, ask, connect, json_lines, ready_query, run_interruptible
 from storage.runs import RunPaths
 from storage.shards import publish_shard
-from tests.storage.make_rows import make_decision, make_distil_target, make_phase
+from tests.storage.make_rows import make_decision, make_phase
 
 ODD = {
     "blob": (r"'ab\xAA'::blob", r"ab\xAA", r"ab\xAA"),
@@ -117,31 +116,6 @@ def test_a_thought_token_may_be_nearly_any_id_and_thoughts_are_counted(paths: Ru
     assert counted == [{"decision_id": rows[0].decision_id, "n_branching": 3}]
 
 
-def test_distil_targets_are_asked_with_the_teacher_s_choice_and_the_student_s(paths: RunPaths, rng: random.Random):
-    """The second distillation target's teacher prefers the second of two order sets; another file is damaged."""
-    sets: dict[str, Any] = {"orders": ["A PAR H", "A PAR - BUR", "A PAR - GAS"], "values": [4.0, 5.5, 9.0], "visits": [6, 6, 1]}
-    tokens: dict[str, Any] = {"completion_ids": [1, 2, 3], "completion_offsets": [0, 1, 2, 3]}
-    tokens |= {"legal_ids": [1, 2, 3], "legal_offsets": [0, 1, 2, 3]}
-    odds = ([0.75, 0.25, 0.0], [0.25, 0.75, 0.0])
-    made = [make_distil_target(rng, number, probabilities=each, **sets, **tokens) for number, each in enumerate(odds)]
-    assert publish_distil_targets(paths, "round-0001", 0, made, {}) and publish_distil_targets(paths, "round-0001", 8, made, {})
-    damaged = distil_target_path(paths, "round-0001", 8)
-    damaged.write_bytes(damaged.read_bytes()[:-50])
-    with connect(paths.root) as run:
-        chosen = ask(run, "select first_orders, best_orders, visits from distil_targets order by decision_id").to_pylist()
-        assert [tuple(row.values()) for row in chosen] == [
-            ("A PAR H", "A PAR H", [6, 6, 1]), ("A PAR H", "A PAR - BUR", [6, 6, 1]),
-        ]  # fmt: skip
-        (told,) = ask(run, ready_query("teacher_disagrees")).to_pylist()
-        assert (told["round"], told["distil_targets"], told["disagrees"], told["first_draw_costs"]) == (
-            "round-0001",
-            2,
-            0.5,
-            0.75,
-        )
-        assert ask(run, "select shard from rejected_files").to_pylist() == [{"shard": "distil_targets/round-0001/000008.arrow"}]
-
-
 def test_an_answer_and_a_query_are_bounded_in_memory(
     paths: RunPaths, publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
@@ -173,7 +147,7 @@ def test_what_is_asked_in_time_is_answered_and_what_fails_fails():
 
 
 def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, publish: Callable[..., Any]):
-    """In the end each of them has rows, but the one about distillation targets."""
+    """In the end each of them has rows."""
     index = Index(paths)
     for step in range(1, 6):
         publish(range(step - 1, step), forks=4, policy_version=max(0, step - 2))
@@ -193,4 +167,4 @@ def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, pub
         assert set(answers["return_by_version_and_power"]["policy_version"].to_pylist()) == set(range(max(1, step - 1)))
     lags = answers["lag_histogram"].to_pylist()
     assert abs(sum(row["share"] for row in lags) - 1) < 1e-9 and {row["policy_lag"] for row in lags} <= {0, 1, 2}
-    assert {name for name, answer in answers.items() if answer.num_rows == 0} == {"teacher_disagrees"}
+    assert [name for name, answer in answers.items() if answer.num_rows == 0] == []

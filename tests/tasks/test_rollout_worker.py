@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from entente.rollouts.groups import play_missing
-from entente.rollouts.teach import visited_positions
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, InputError
+from state_cache.sampling import sample_start_positions
 from storage.control import read_control
 from storage.run_sql import connect
 from storage.runs import RunPaths
@@ -33,7 +33,7 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
             for group, version in enumerate((0, 1, 2)):
                 serve(paths, desk, version)
                 await side.follow()
-                positions = visited_positions(side.resources, "x", group, 1)
+                positions = sample_start_positions(side.resources.cache.train, 1, 0, group)
                 await play_missing(side.resources, "rollout", "x", positions, group)
         finally:
             await side.close()
