@@ -79,7 +79,7 @@ def gradient_of(parameters: Iterable[torch.nn.Parameter]) -> np.ndarray:
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:
     """The rows of each update of a step, as in `Updater.updates`; rows share prefixes only within an update."""
-    return [rows for rows in share_rows(batch, settings.updates_per_step) if rows]
+    return share_rows(batch, settings.updates_per_step)
 
 
 def advantages_of(batch: Batch) -> np.ndarray:

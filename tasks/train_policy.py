@@ -15,7 +15,6 @@ from prefect.utilities.annotations import quote
 from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange, play_groups, play_probe
 from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
-from storage.distil_store import DistilQuery
 from tasks.dask_rollouts import DaskCluster
 from tasks.open_objects import OpenRun
 from tasks.rollout_queue import RolloutQueue
@@ -105,20 +104,12 @@ async def check_mismatch(resources: OpenRun, begins: bool) -> dict[str, float]:
     persist_result=False,
     retries=0,
 )
-async def train_step(
-    resources: OpenRun, step: int, start_groups: int | None = None, distil_targets: DistilQuery | None = None
-) -> dict[str, float]:
+async def train_step(resources: OpenRun, step: int) -> dict[str, float]:
     """Train `step` in the trainer's process, which then publishes policy version `step` while later steps may train. Returns
-    metrics.
-
-    Args:
-        start_groups: upper bound of start groups; None: the run's setting.
-        distil_targets: which distillation targets to train on; None: none.
-    """
-    groups = resources.rollouts.start_groups if start_groups is None else start_groups
+    metrics."""
     with resources.spans.span("train"):
         # In a thread, because rollouts run on this event loop.
-        return await asyncio.to_thread(resources.trainer.step, step, groups, distil_targets)
+        return await asyncio.to_thread(resources.trainer.step, step, resources.rollouts.start_groups)
 
 
 def quoted(value: T) -> T:

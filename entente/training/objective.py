@@ -2,11 +2,7 @@
 
     loss = 1 / D sum L_t  +  1 / N sum (kl_weight KL_t - entropy_weight H_t)  +  1 / P legal_mass_weight sum -log M_t
 
-L: policy loss; D: branching tokens or decisions; N: branching tokens; P: those whose legal mass M is probed. Distillation adds
-the cross-entropy with the teacher's distribution q over proposals o, on positions that the student reaches (DAgger: Ross et al.
-2011, arXiv 1011.0686; expert iteration: Anthony et al. 2017, arXiv 1705.08439), in nats per branching token:
-
-    + 1 / E sum over targets and proposals of q(o) sum -log pi(o_t),    E = the same sum of q(o) |o|,    |o|: branching tokens
+L: policy loss; D: branching tokens or decisions; N: branching tokens; P: those whose legal mass M is probed.
 
 Divisors are counted over the whole update before its first forward pass, so micro-batching does not matter. An advantage
 group is the decisions of one start group, power and phase name, all known before the decision.
@@ -21,9 +17,8 @@ from torch import Tensor
 
 from entente.training.losses import SampledTokens, policy_loss
 from entente.training.masked_logprobs import TokenFigures
-from entente.training.micro_batches import MicroBatch, branching_counts, branching_indices, in_thought, probed
+from entente.training.micro_batches import MicroBatch, branching_indices, in_thought, probed
 from entente.training.settings import TrainingSettings
-from storage.distil_store import DistilBatch
 from storage.gather import Batch
 
 TOKEN_FIGURES = np.dtype(
@@ -50,10 +45,8 @@ class StepFigures:
     losses: Sequence[float]
     """Per micro-batch, already normalised; they add up to the step's loss."""
     tokens: np.ndarray
-    """TOKEN_FIGURES [tokens]; rollouts only."""
+    """TOKEN_FIGURES [tokens]."""
     unique_tokens: int
-    distil: float = 0.0
-    """Nats per branching token of the teacher; 0 without targets."""
     plan_s: float
     forward_s: float
     """Forward passes, including the reference model's, measured on the host."""
@@ -73,7 +66,6 @@ class StepFigures:
             losses=[loss for part in parts for loss in part.losses],
             tokens=join_tokens([part.tokens for part in parts]),
             unique_tokens=sum(part.unique_tokens for part in parts),
-            distil=sum(part.distil for part in parts),
             plan_s=max(part.plan_s for part in parts),
             forward_s=max(part.forward_s for part in parts),
             backward_s=max(part.backward_s for part in parts),
@@ -95,7 +87,7 @@ def join_tokens(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Rows, distillation targets and divisors of one update. Every process gets it."""
+    """Rows and divisors of one update. Every process gets it."""
 
     settings: TrainingSettings
     batch: Batch
@@ -104,9 +96,6 @@ class Objective:
     """float32 [rows of the batch]; None: compute only log-probabilities, without gradient."""
     proximal: np.ndarray | None = None
     """float32 [completion positions]: log-probabilities in the ratio's denominator; NaN: current policy. None: behaviour."""
-    distil_targets: DistilBatch | None = None
-    taught: Sequence[int] = ()
-    """Its rows of `distil_targets`."""
     branching_tokens: int
     """N."""
     thought_tokens: int
@@ -114,8 +103,6 @@ class Objective:
     """Decisions with a branching token."""
     probed_tokens: int
     """P."""
-    teacher_tokens: float = 0.0
-    """E; 0 without targets."""
 
     @classmethod
     def of(
@@ -125,29 +112,22 @@ class Objective:
         rows: Sequence[int],
         advantages: np.ndarray | None = None,
         proximal: np.ndarray | None = None,
-        distil_targets: DistilBatch | None = None,
-        taught: Sequence[int] = (),
     ) -> "Objective":
         index, place = branching_indices(batch, np.asarray(rows, np.int64))
-        thought, own = in_thought(batch, index), list(taught)
+        thought = in_thought(batch, index)
         return cls(
             settings=settings,
             batch=batch,
             rows=rows,
             advantages=advantages,
             proximal=proximal,
-            distil_targets=distil_targets,
-            taught=taught,
             branching_tokens=len(index),
             thought_tokens=int(thought.sum()),
             decisions=len(np.unique(place)),
             probed_tokens=int(probed(index[~thought]).sum()),
-            teacher_tokens=0.0
-            if distil_targets is None
-            else float(branching_counts(distil_targets.batch, own) @ distil_targets.weights[own]),
         )
 
-    def of_rollouts(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, Tensor]:
+    def loss(self, micro: MicroBatch, forward: TokenFigures) -> tuple[Tensor, Tensor]:
         """A micro-batch's part of the loss, with gradient, and what `token_figures` reads: float32 [figures, tokens], left on the
         device, because a copy would make the host wait for the forward."""
         tokens, kind = self._sampled(micro, forward["chosen"]), policy_loss(self.settings.loss)
@@ -188,9 +168,3 @@ class Objective:
             decisions=torch.from_numpy(micro.batch_row).to(device),
             proximal=proximal,
         )
-
-    def of_distil_targets(self, micro: MicroBatch, forward: TokenFigures) -> Tensor:
-        """A micro-batch's part of the distillation loss; each token is weighted by its proposal's probability."""
-        assert self.distil_targets is not None
-        weights = torch.from_numpy(self.distil_targets.weights[micro.batch_row]).to(forward["chosen"].device)
-        return -(1 / self.teacher_tokens) * (weights * forward["chosen"]).sum()

@@ -88,8 +88,8 @@ class Peers:
         return int(largest)
 
 
-Compute = Callable[[Objective, Sequence[int], Sequence[int]], Any]
-"""Maps an objective, its rows and its distillation rows to a result for rank 0; accumulates gradients in the parameters."""
+Compute = Callable[[Objective, Sequence[int]], Any]
+"""Maps an objective and this process's rows to a result for rank 0; accumulates gradients in the parameters."""
 
 
 def on_rank_0(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
@@ -110,15 +110,9 @@ def on_other_ranks(peers: Peers, parameters: Sequence[Parameter], compute: Compu
 def _take_part(peers: Peers, objective: Objective, parameters: Sequence[Parameter], compute: Compute) -> list[Any]:
     peers.broadcast_weights(parameters)
     mine = split_rows(objective.batch, objective.rows, peers.size)[peers.rank]
-    if objective.advantages is None:
-        return peers.gather(compute(objective, mine, ()))
-    taught = (
-        []
-        if objective.distil_targets is None
-        else split_rows(objective.distil_targets.batch, objective.taught, peers.size)[peers.rank]
-    )
-    result = compute(objective, mine, taught)
-    peers.add_gradients(parameters)
+    result = compute(objective, mine)
+    if objective.advantages is not None:
+        peers.add_gradients(parameters)
     return peers.gather(result)
 
 

@@ -42,7 +42,6 @@ from entente.telemetry.child import end_with_parent
 from entente.telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from entente.training.settings import CARD_SHARE, TrainingSettings
-from storage.distil_store import DistilQuery
 from storage.files import file_lock
 from storage.ledger import Eligible
 from storage.retention import RetentionSettings
@@ -202,10 +201,7 @@ class TrainerProcess:
     def measure_mismatch(self, begins: bool) -> dict[str, float]: ...
 
     @_operation
-    def distil_targets_left(self, query: DistilQuery) -> int: ...
-
-    @_operation
-    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> dict[str, float]: ...
+    def step(self, step: int, start_groups: int) -> dict[str, float]: ...
 
     def saved(self) -> PolicyVersion:
         """Wait for the version of the next step whose publication was not asked for, also while a later step trains. Raises the

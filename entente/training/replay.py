@@ -20,7 +20,6 @@ from entente.training.settings import TrainingSettings, settings_hash
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
 from storage.arrow_files import metadata_of
-from storage.distil_targets import recorded_distil_targets
 from storage.files import names_in
 from storage.index import open_index
 from storage.ledger import ledger_path, read_ledger, recorded_steps
@@ -254,7 +253,7 @@ def _steps(steps: range) -> str:
 
 
 def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
-    """Copy the step's ledger, and link its shards and distillation targets, which never change."""
+    """Copy the step's ledger, and link its shards, which never change."""
     rows = read_ledger(paths, step)
     if rows is None:
         raise InputError(f"the ledger of step {step} is missing from '{paths.ledger}': restore it from a copy")
@@ -269,12 +268,3 @@ def _copy_step(paths: RunPaths, to: RunPaths, step: int) -> None:
         for file in (shard.parent / name for name in names_in(shard.parent) if name.startswith(f"{shard.stem}.")):
             if not (link.parent / file.name).is_symlink():
                 (link.parent / file.name).symlink_to(file.resolve())
-    for name in dict.fromkeys(distil_target.shard for distil_target in recorded_distil_targets(rows)):
-        file, link = paths.distil_targets / name, to.distil_targets / name
-        if not file.exists():
-            raise InputError(
-                f"the distillation targets '{file}', which step {step} trained on, are missing: restore them from a copy"
-            )
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
-            link.symlink_to(file.resolve())

@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from entente.telemetry.metrics import ORDER_KINDS
-from entente.training.micro_batches import branching_counts, branching_indices
+from entente.training.micro_batches import branching_indices
 from entente.training.objective import StepFigures, join_tokens
-from storage.distil_store import DistilBatch
 from storage.gather import Batch
 
 _LAGS = 3
@@ -18,7 +17,7 @@ def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
     if not updates:
         return {"train/skipped": 1.0, "train/branching_tokens": 0.0}
     seen = join_tokens([update.tokens for update in updates])
-    figures = {
+    return {
         "train/loss": float(np.mean([update.loss for update in updates])),
         "train/grad_norm": float(np.max([update.grad_norm for update in updates])),
         "train/skipped": float(np.mean([update.skipped for update in updates])),
@@ -27,8 +26,8 @@ def update_metrics(updates: Sequence[StepFigures]) -> dict[str, float]:
         "train/plan_s": sum(update.plan_s for update in updates),
         "train/forward_s": sum(update.forward_s for update in updates),
         "train/backward_s": sum(update.backward_s for update in updates),
+        **_token_metrics(seen),
     }
-    return figures | _token_metrics(seen) if len(seen) else figures
 
 
 def _token_metrics(seen: np.ndarray) -> dict[str, float]:
@@ -118,20 +117,6 @@ def effective_share(weights: np.ndarray) -> float:
 def _quantiles(name: str, values: np.ndarray, **which: float) -> dict[str, float]:
     known = values[np.isfinite(values)].astype(np.float64)
     return {f"train/{name}_{suffix}": float(np.quantile(known, q)) for suffix, q in which.items()} if len(known) else {}
-
-
-def distil_target_metrics(updates: Sequence[StepFigures], distil_targets: DistilBatch | None) -> dict[str, float]:
-    if distil_targets is None or not updates:
-        return {}
-    batch = distil_targets.batch
-    distil = [update.distil for update in updates if update.distil]  # an update may have no target
-    entropy = -float((distil_targets.weights * np.log(distil_targets.weights)).sum())
-    tokens = float(branching_counts(batch, np.arange(len(distil_targets.weights))) @ distil_targets.weights)
-    return {
-        "train/distil_targets": float(len(np.unique(batch.advantage_groups))),
-        "train/distil_loss": float(np.mean(distil)) if distil else 0.0,
-        "train/teacher_entropy": entropy / max(tokens, 1.0),
-    }
 
 
 def lag_zero_metrics(updates: Sequence[StepFigures], batch: Batch, version: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One step: choose rows and distillation targets, write the ledger, compute the updates, save a checkpoint, publish the adapter.
+"""One step: choose rows, write the ledger, compute the updates, save a checkpoint, publish the adapter.
 
 A thread saves and publishes a step from copies on the host, while the next step may train:
 
@@ -36,7 +36,6 @@ from entente.training.parallel import Peers
 from entente.training.policy import Policy, find_faults
 from entente.training.settings import KEEP_CHECKPOINTS, MISMATCH_ROWS, TrainingSettings, settings_hash
 from entente.training.step_metrics import (
-    distil_target_metrics,
     lag_zero_metrics,
     masked_metrics,
     rate_metrics,
@@ -45,8 +44,7 @@ from entente.training.step_metrics import (
 )
 from entente.training.update import Updater
 from storage.adapters import publish_adapter
-from storage.distil_store import DistilBatch, DistilQuery, DistilStore
-from storage.distil_targets import DistilTargetRef, ledger_entry, recorded_distil_targets
+from storage.arrow_files import metadata_of
 from storage.files import set_aside
 from storage.gather import Batch, ShardDamaged
 from storage.index import Index
@@ -105,7 +103,6 @@ class Trainer:
         self.set_aside: list[str] = []
         state = self._restore()
         self._index = Index(paths, storage, seed=training.seed, oldest=self.step_done - storage.max_policy_lag)
-        self._store = DistilStore(paths, training.seed)
         if state is not None:
             if state.settings_hash != self._settings_hash:
                 raise InputError(
@@ -162,13 +159,9 @@ class Trainer:
             check_mismatch(mismatch, self.step_done)
         return mismatch.metrics()
 
-    def distil_targets_left(self, query: DistilQuery) -> int:
-        """Remaining uses in a round, without those reserved by steps that will be repeated."""
-        return self._store.left(query)
-
-    def step(self, step: int, start_groups: int, distil_targets: DistilQuery | None = None) -> dict[str, float]:
-        """Train on at most `start_groups` start groups and `distil_targets`, or as the ledger says, and begin to publish version
-        `step`, for which `saved` waits. Returns metrics.
+    def step(self, step: int, start_groups: int) -> dict[str, float]:
+        """Train on at most `start_groups` start groups, or as the ledger says, and begin to publish version `step`, for which
+        `saved` waits. Returns metrics.
 
         Raises:
             Exception: the former step could not be saved.
@@ -179,24 +172,22 @@ class Trainer:
             raise TrainingError(f"step {step} cannot be trained: the next step is {self.step_done + 1}")
         began = time.perf_counter()
         if step in self._to_repeat:
-            rows, batch, chosen, taught = self._gather_recorded(step)
+            rows, batch = self._gather_recorded(step)
             counts: Mapping[str, int] = {}
         else:
             rows, counts, batch = self._choose_and_gather(step, start_groups)
-            chosen, taught = self._choose_distil_targets(step, distil_targets)
-            self._record(step, rows, chosen)
+            self._record(step, rows)
         selected = time.perf_counter()
         batch, refused = self._without_faulty_rows(rows, batch)
-        taught, refused_distil_targets = self._without_faulty_distil_targets(chosen, taught)
         rate = self._updater.set_rate(step)
-        updates = list(self._updater.updates(batch, taught))
+        updates = list(self._updater.updates(batch))
         updated = time.perf_counter()
         metrics = update_metrics(updates) | lag_zero_metrics(updates, batch, self.step_done)
         metrics |= self._masked_metrics(updates, batch, rows)
-        metrics |= selection_metrics(rows, counts, batch) | distil_target_metrics(updates, taught)
+        metrics |= selection_metrics(rows, counts, batch)
         metrics |= {"train/start_groups": float(count_start_groups(rows))}
-        metrics |= {"train/refused_shards": float(len(self._index.refused) + len(self._store.refused))}
-        metrics |= {"train/refused_rows": float(refused + refused_distil_targets)}
+        metrics |= {"train/refused_shards": float(len(self._index.refused))}
+        metrics |= {"train/refused_rows": float(refused)}
         metrics |= {"train/select_s": selected - began, "train/update_s": updated - selected}
         metrics |= {"train/learning_rate": rate}
         metrics |= rate_metrics(metrics) | self._policy.memory_metrics()
@@ -212,28 +203,14 @@ class Trainer:
 
     def _without_faulty_rows(self, rows: pa.Table, batch: Batch) -> tuple[Batch, int]:
         """The rest of their advantage groups goes too, because its mean would be wrong. Also the number of faulty rows."""
-        faults = self._faults(batch)
-        if not faults:
-            return batch, 0
-        out, groups = np.isin(np.arange(len(batch.returns)), faults), batch.advantage_groups
-        out |= (groups >= 0) & np.isin(groups, groups[out])
-        return self._index.gather(rows.filter(pa.array(~out))), len(faults)
-
-    def _without_faulty_distil_targets(
-        self, distil_targets: Sequence[DistilTargetRef], taught: DistilBatch | None
-    ) -> tuple[DistilBatch | None, int]:
-        """Drops targets with a faulty proposal; also the number of faulty proposals."""
-        if taught is None or not (faults := self._faults(taught.batch)):
-            return taught, 0
-        out = set(taught.batch.advantage_groups[faults].tolist())
-        kept = [distil_target for number, distil_target in enumerate(distil_targets) if number not in out]
-        return self._store.gather(kept) if kept else None, len(faults)
-
-    def _faults(self, batch: Batch) -> list[int]:
         faults = find_faults(batch, *self._policy.row_limits)
         for row, why in faults.items():
-            logger.warning("skipping decision or distillation target %d and its group: %s", batch.decision_ids[row], why)
-        return list(faults)
+            logger.warning("skipping decision %d and its group: %s", batch.decision_ids[row], why)
+        if not faults:
+            return batch, 0
+        out, groups = np.isin(np.arange(len(batch.returns)), list(faults)), batch.advantage_groups
+        out |= (groups >= 0) & np.isin(groups, groups[out])
+        return self._index.gather(rows.filter(pa.array(~out))), len(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[pa.Table, dict[str, int], Batch]:
         """Gather before the ledger is written, so that it never names a damaged row; choose again without a damaged shard."""
@@ -247,33 +224,25 @@ class Trainer:
             except ShardDamaged as error:
                 logger.warning("step %d selects rows again: %s", step, error)
 
-    def _choose_distil_targets(self, step: int, query: DistilQuery | None) -> tuple[list[DistilTargetRef], DistilBatch | None]:
-        while query is not None:
-            chosen = self._store.choose(query)
-            try:
-                return chosen, self._store.gather(chosen) if chosen else None
-            except ShardDamaged as error:
-                logger.warning("step %d selects distillation targets again: %s", step, error)
-        return [], None
-
-    def _record(self, step: int, rows: pa.Table, distil_targets: Sequence[DistilTargetRef]) -> None:
+    def _record(self, step: int, rows: pa.Table) -> None:
         about = {"policy_version": str(self.step_done), "settings_hash": self._settings_hash}
-        if not write_ledger(self._paths, step, rows, about | ledger_entry(distil_targets)):
+        if not write_ledger(self._paths, step, rows, about):
             raise TrainingError(
                 f"another trainer already holds step {step} of '{self._paths.root.name}': "
                 "two trainers cannot share a run; stop one"
             )
-        if distil_targets:
-            self._store.count(distil_targets)
 
-    def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch, list[DistilTargetRef], DistilBatch | None]:
+    def _gather_recorded(self, step: int) -> tuple[pa.Table, Batch]:
         """From the step's ledger; raises DataError if rows are missing or damaged."""
         rows = read_ledger(self._paths, step)
         if rows is None:
             raise DataError(f"the ledger of step {step} is missing from '{self._paths.ledger}': restore it from a copy")
-        distil_targets = recorded_distil_targets(rows)
+        if "distil_targets" in metadata_of(rows):
+            raise DataError(
+                f"step {step} also trained on distillation targets, which this release cannot read: use the release that wrote it"
+            )
         try:
-            return rows, self._index.gather(rows), distil_targets, self._store.gather(distil_targets) if distil_targets else None
+            return rows, self._index.gather(rows)
         except DataError as error:
             raise DataError(f"step {step} cannot be repeated on the rows of its ledger: {error}") from error
 

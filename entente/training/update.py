@@ -23,7 +23,6 @@ from entente.training.objective import Objective, StepFigures, join_tokens, toke
 from entente.training.parallel import Peers, on_rank_0
 from entente.training.policy import Policy
 from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM, TrainingSettings
-from storage.distil_store import DistilBatch
 from storage.gather import Batch
 
 logger = logging.getLogger("entente.trainer")
@@ -59,15 +58,14 @@ class Updater:
             group["lr"] = rate
         return rate
 
-    def updates(self, batch: Batch, distil_targets: DistilBatch | None = None) -> Iterator[StepFigures]:
-        """One per minibatch of advantage groups and targets. Raises TrainingError after three non-finite ones in a row."""
+    def updates(self, batch: Batch) -> Iterator[StepFigures]:
+        """One per minibatch of advantage groups. Raises TrainingError after three non-finite ones in a row."""
         advantages = advantages_of(batch.returns, batch.advantage_groups, self._settings)
-        parts = self._settings.updates_per_step
-        cut = zip(share_rows(batch, parts), share_rows(distil_targets and distil_targets.batch, parts), strict=True)
-        cut = [(rows, taught) for rows, taught in cut if rows or taught]
-        proximal = self._proximal(batch, [row for rows, _ in cut[1:] for row in rows]) if self._settings.importance_cap else None
-        for number, (rows, taught) in enumerate(cut):
-            update = self.apply(self.accumulate(batch, rows, advantages, proximal, distil_targets, taught))
+        minibatches = share_rows(batch, self._settings.updates_per_step)
+        later = [row for rows in minibatches[1:] for row in rows]
+        proximal = self._proximal(batch, later) if self._settings.importance_cap else None
+        for number, rows in enumerate(minibatches):
+            update = self.apply(self.accumulate(batch, rows, advantages, proximal))
             if update.skipped:
                 named = batch.decision_ids[rows].tolist()
                 logger.warning("update %d is skipped because it is not finite; its decisions: %s", number, named)
@@ -86,18 +84,12 @@ class Updater:
         return proximal
 
     def accumulate(
-        self,
-        batch: Batch,
-        rows: Sequence[int],
-        advantages: np.ndarray,
-        proximal: np.ndarray | None = None,
-        distil_targets: DistilBatch | None = None,
-        taught: Sequence[int] = (),
+        self, batch: Batch, rows: Sequence[int], advantages: np.ndarray, proximal: np.ndarray | None = None
     ) -> StepFigures:
-        """Set the gradients to those of `rows` and of targets `taught`; `advantages` and `proximal` as in `Objective`."""
-        objective = Objective.of(self._settings, batch, rows, advantages, proximal, distil_targets, taught)
+        """Set the gradients to those of `rows`; `advantages` and `proximal` as in `Objective`."""
+        objective = Objective.of(self._settings, batch, rows, advantages, proximal)
         if self._peers is None:
-            return self.gradient(objective, rows, taught)
+            return self.gradient(objective, rows)
         return StepFigures.join(on_rank_0(self._peers, objective, self.policy.parameters(), self.compute))
 
     def evaluate(self, batch: Batch, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -107,35 +99,34 @@ class Updater:
             return self._evaluate(objective, rows)
         return _join(on_rank_0(self._peers, objective, self.policy.parameters(), self.compute))
 
-    def compute(
-        self, objective: Objective, rows: Sequence[int], taught: Sequence[int]
-    ) -> StepFigures | tuple[np.ndarray, np.ndarray]:
+    def compute(self, objective: Objective, rows: Sequence[int]) -> StepFigures | tuple[np.ndarray, np.ndarray]:
         """This process's part of `accumulate` or `evaluate`."""
-        return self._evaluate(objective, rows) if objective.advantages is None else self.gradient(objective, rows, taught)
+        return self._evaluate(objective, rows) if objective.advantages is None else self.gradient(objective, rows)
 
     def _evaluate(self, objective: Objective, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         parts = []
         with torch.no_grad():
-            for micro, counts in self._cut(objective.batch, objective.rows, rows):
+            for micro, counts in self._cut(objective, rows):
                 chosen = self.policy.masked_logprobs(micro)["chosen"]
                 if counts:
                     parts.append((micro.completion_index, chosen.cpu().numpy()))
         return _join(parts)
 
-    def _cut(self, batch: Batch, all_rows: Sequence[int], rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
+    def _cut(self, objective: Objective, rows: Sequence[int]) -> list[tuple[MicroBatch, bool]]:
         """Micro-batches, and whether they count: with a split base, padding ones give every process equally many."""
+        batch = objective.batch
         cut = [(micro, True) for micro in plan(batch, rows, self.tokens)]
         if self._peers is None or not self._splits_base:
             return cut
         missing = self._peers.most(len(cut)) - len(cut)
         if not missing:
             return cut
-        branching = np.asarray(all_rows, np.int64)[branching_counts(batch, all_rows) > 0]
+        branching = np.asarray(objective.rows, np.int64)[branching_counts(batch, objective.rows) > 0]
         shortest = branching[np.diff(batch.input_offsets)[branching].argmin()]
         return [*cut, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
 
-    def gradient(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
-        return self.within_memory(lambda: self._forward_and_backward(objective, rows, taught))
+    def gradient(self, objective: Objective, rows: Sequence[int]) -> StepFigures:
+        return self.within_memory(lambda: self._forward_and_backward(objective, rows))
 
     def within_memory(self, compute: Callable[[], Result]) -> Result:
         """On out-of-memory halve `tokens` and retry. Raises TrainingError at the smallest micro-batch."""
@@ -156,37 +147,37 @@ class Updater:
             self.tokens = max(LEAST_TOKENS, self.tokens // 2)
             logger.warning("out of memory: micro-batches now hold at most %d unique tokens", self.tokens)
 
-    def _forward_and_backward(self, objective: Objective, rows: Sequence[int], taught: Sequence[int]) -> StepFigures:
-        """Targets come last, so rollout micro-batches are the same with and without them."""
+    def _forward_and_backward(self, objective: Objective, rows: Sequence[int]) -> StepFigures:
+        """Does not wait for the device between micro-batches: the host prepares one while another is computed."""
         self.optimiser.zero_grad(set_to_none=True)
-        began, distil_targets = time.perf_counter(), objective.distil_targets
-        sampled = self._cut(objective.batch, objective.rows, rows)
-        learned = [] if distil_targets is None else self._cut(distil_targets.batch, objective.taught, taught)
+        began = time.perf_counter()
+        cut = self._cut(objective, rows)
         plan_s = time.perf_counter() - began
-        computed, seconds = list[tuple[MicroBatch, Tensor]](), np.zeros(2)
-
-        def loss_of_rollouts(micro: MicroBatch, counts: bool) -> Tensor:
-            reference = self.policy.reference(micro) if self._settings.kl_weight else None
-            loss, figures = objective.of_rollouts(micro, self.policy.masked_logprobs(micro, reference))
-            computed.extend([(micro, figures)] if counts else [])
-            return loss
-
-        def loss_of_distil_targets(micro: MicroBatch, _: bool) -> Tensor:
-            return objective.of_distil_targets(micro, self.policy.masked_logprobs(micro))
-
-        parts = [*_backward(sampled, loss_of_rollouts, seconds), *_backward(learned, loss_of_distil_targets, seconds)]
+        parts, computed, forward_s, backward_s = list[Tensor](), list[tuple[MicroBatch, Tensor]](), 0.0, 0.0
+        for micro, counts in cut:
+            began = time.perf_counter()
+            loss, figures = self._loss(objective, micro)
+            forwarded = time.perf_counter()
+            (loss if counts else loss * 0).backward()
+            if counts:
+                parts.append(loss.detach())
+                computed.append((micro, figures))
+            forward_s, backward_s = forward_s + forwarded - began, backward_s + time.perf_counter() - forwarded
         began = time.perf_counter()
         losses: list[float] = torch.stack(parts).tolist() if parts else []
-        seconds[1] += time.perf_counter() - began
+        backward_s += time.perf_counter() - began
         return StepFigures(
             losses=losses,
             tokens=join_tokens([token_figures(micro, figures) for micro, figures in computed]),
-            unique_tokens=sum(micro.tokens for micro, counts in (*sampled, *learned) if counts),
-            distil=sum(losses[len(computed) :]),
+            unique_tokens=sum(micro.tokens for micro, counts in cut if counts),
             plan_s=plan_s,
-            forward_s=float(seconds[0]),
-            backward_s=float(seconds[1]),
+            forward_s=forward_s,
+            backward_s=backward_s,
         )
+
+    def _loss(self, objective: Objective, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        reference = self.policy.reference(micro) if self._settings.kl_weight else None
+        return objective.loss(micro, self.policy.masked_logprobs(micro, reference))
 
     def apply(self, figures: StepFigures) -> StepFigures:
         """Clip, and step unless loss or gradient is not finite; returns the figures with the norm."""
@@ -198,31 +189,12 @@ class Updater:
         return replace(figures, grad_norm=norm, skipped=not finite)
 
 
-def _backward(
-    parts: Sequence[tuple[MicroBatch, bool]], loss_of: Callable[[MicroBatch, bool], Tensor], seconds: np.ndarray
-) -> list[Tensor]:
-    """Losses of the micro-batches that count, without waiting for the device: the host prepares a micro-batch while another is
-    computed. Adds gradients to the parameters, and times to `seconds`."""
-    losses = list[Tensor]()
-    for micro, counts in parts:
-        began = time.perf_counter()
-        loss = loss_of(micro, counts)
-        forwarded = time.perf_counter()
-        (loss if counts else loss * 0).backward()
-        if counts:
-            losses.append(loss.detach())
-        seconds += (forwarded - began, time.perf_counter() - forwarded)
-    return losses
-
-
 def _join(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     index, logprobs = zip((np.empty(0, np.int64), np.empty(0, np.float32)), *parts, strict=True)
     return np.concatenate(index), np.concatenate(logprobs)
 
 
-def share_rows(batch: Batch | None, shares: int) -> list[list[int]]:
-    """Minibatches of whole advantage groups or targets, round-robin; empty without a branching token."""
-    if batch is None:
-        return [[] for _ in range(shares)]
-    minibatches = [np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares)]
-    return [rows if branching_counts(batch, rows).any() else [] for rows in minibatches]
+def share_rows(batch: Batch, shares: int) -> list[list[int]]:
+    """At most `shares` minibatches of whole advantage groups, round-robin; each has a branching token."""
+    minibatches = (np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares))
+    return [rows for rows in minibatches if branching_counts(batch, rows).any()]

@@ -76,7 +76,7 @@ class Update:
             at = [place for place, decision in enumerate(self.decisions) if decision in rows]
             base = torch.tensor(self.base, dtype=torch.float64) if settings.kl_weight else None
             micro = self.micro_batch(at)
-            loss, computed = objective.of_rollouts(micro, self.forward(logits, base, at))
+            loss, computed = objective.loss(micro, self.forward(logits, base, at))
             loss.backward()
             total += loss.item()
             seen.append(token_figures(micro, computed))

@@ -24,7 +24,6 @@ from entente.training.process import TrainerProcess
 from entente.training.settings import TrainingSettings
 from entente.training.trainer import Trainer
 from storage.adapters import read_adapter
-from storage.distil_store import DistilQuery
 from storage.files import file_lock
 from storage.ledger import Eligible, count_run
 from storage.retention import RetentionSettings
@@ -34,17 +33,12 @@ from storage.settings import StorageSettings
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
-DISTIL_TARGETS = DistilQuery(round="r", count=4, max_uses=2)
 OPERATIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "fresh_rows": ({}, 3),
     "eligible": ({"step": 2, "start_groups": 8}, Eligible(start_groups=8, advantage_groups=20, expired=1)),
     "retire": ({"settings": RetentionSettings()}, 2**40),
     "measure_mismatch": ({"begins": True}, {"mismatch/largest": 1e-6}),
-    "distil_targets_left": ({"query": DISTIL_TARGETS}, 7),
-    "step": (
-        {"step": 2, "start_groups": 8, "distil_targets": DISTIL_TARGETS},
-        {"train/loss": 0.1 + 0.2},
-    ),
+    "step": ({"step": 2, "start_groups": 8}, {"train/loss": 0.1 + 0.2}),
 }
 """Arguments and a result of each."""
 SECOND = PolicyVersion(version=2, adapter_hash="ab" * 16, adapter=Path("/runs/a/adapters/v000002"))

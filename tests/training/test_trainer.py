@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.padded_rows import padded_logprobs
 from entente.players.policy import PolicyPlayer
-from entente.telemetry.errors import InputError, TrainingError
+from entente.telemetry.errors import DataError, InputError, TrainingError
 from entente.training import trainer as trainer_module
 from entente.training.advantages import leave_one_out
 from entente.training.policy import Policy
@@ -21,7 +21,7 @@ from entente.training.trainer import Trainer
 from entente.training.update import Updater
 from storage.adapters import read_adapter
 from storage.index import Index, open_index
-from storage.ledger import ledger_path, read_ledger, recorded_steps, restore_ledgers
+from storage.ledger import ledger_path, read_ledger, recorded_steps, restore_ledgers, write_ledger
 from storage.runs import RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from tests.damage import flip
@@ -283,6 +283,13 @@ def test_a_recorded_step_uses_its_recorded_rows_even_where_a_choice_would_now_be
     report = whole_step(trainer, 1, 4)
     assert report.metrics["train/decisions"] == recorded.num_rows < whole_batch(paths).returns.size
     assert read_ledger(paths, 1).equals(recorded)
+
+
+def test_a_step_of_a_former_release_that_had_distillation_targets_is_not_repeated_without_them(paths, model):
+    rows, _ = open_index(paths).select_batch(1, policy_version=0, start_groups=2)
+    write_ledger(paths, 1, rows, {"distil_targets": '[["round-0001/000000.arrow", 0, 1, 2]]'})
+    with pytest.raises(DataError, match=r"step 1 also trained on distillation targets.*use the release that wrote it"):
+        whole_step(trainer_for(paths, model), 1, 2)
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger(paths, model):

@@ -165,5 +165,7 @@ def test_updates_have_whole_groups_and_about_equally_many(shares: int):
     assert {len(set(share)) for share in found} <= {GROUPS // shares, GROUPS // shares + 1}
 
 
-def test_without_rows_every_update_is_empty():
-    assert share_rows(None, 3) == [[], [], []]
+def test_rows_without_a_choice_make_no_update():
+    rows = [([1, 2], [3, 4])] * 3
+    assert share_rows(batches.batch_of(rows, groups=[0, 1, 2], widest=1), 3) == []
+    assert share_rows(batches.batch_of(rows, groups=[0, 1, 2], widest=5), 3) == [[0], [1], [2]]
