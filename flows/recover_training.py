@@ -132,7 +132,7 @@ def _hangs(paths: RunPaths, running_s: float) -> bool:
     if not paths.settings.is_file():
         return False
     parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
-    parts += [*paths.shards.glob("*"), *paths.distil_targets.glob("*")]
+    parts += paths.shards.glob("*")
     quiet_s = time.time() - max(part.stat().st_mtime for part in parts if part.exists())
     return min(quiet_s, running_s) > 120 * STALLED_MINUTES
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from entente.records.distil_target import DistilTarget
 from entente.records.label import Label
 from entente.records.rows import Decision, PlayedPhase
 from entente.telemetry.errors import DataError
@@ -50,18 +49,15 @@ def _schema_of(row_type: type) -> pa.Schema:
 
 DECISION_SCHEMA = _schema_of(Decision)
 PHASE_SCHEMA = _schema_of(PlayedPhase)
-DISTIL_TARGET_SCHEMA = _schema_of(DistilTarget)
 LABEL_SCHEMA = _schema_of(Label)
-_SCHEMAS = {Decision: DECISION_SCHEMA, PlayedPhase: PHASE_SCHEMA, DistilTarget: DISTIL_TARGET_SCHEMA, Label: LABEL_SCHEMA}
-_WITH_CHECKSUMS = (DECISION_SCHEMA, DISTIL_TARGET_SCHEMA, LABEL_SCHEMA)
+_SCHEMAS = {Decision: DECISION_SCHEMA, PlayedPhase: PHASE_SCHEMA, Label: LABEL_SCHEMA}
+_WITH_CHECKSUMS = (DECISION_SCHEMA, LABEL_SCHEMA)
 """Schemas whose rows have the column `checksum`, and whose files record their own name."""
 _Sums = npt.NDArray[np.uint32]
 _CURE = "remove the file, or restore it from a copy."
 
 
-def to_table(
-    rows: Sequence[Decision] | Sequence[PlayedPhase] | Sequence[DistilTarget] | Sequence[Label], row_type: type = Decision
-) -> pa.Table:
+def to_table(rows: Sequence[Decision] | Sequence[PlayedPhase] | Sequence[Label], row_type: type = Decision) -> pa.Table:
     """Rows as a one-chunk table with checksums."""
     schema = _SCHEMAS[row_type]
     table = pa.table({field.name: pa.array([getattr(row, field.name) for row in rows], field.type) for field in schema}, schema)

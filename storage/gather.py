@@ -32,23 +32,20 @@ class ShardDamaged(DataError):
 
 
 class MappedShards:
-    """Files of rows in one folder, mapped on demand; a dropped file stays valid while a reader uses it."""
+    """Shards of one folder, mapped on demand, least recently used first out; a dropped one stays valid while a reader uses it."""
 
-    def __init__(self, folder: Path, schema: pa.Schema = DECISION_SCHEMA, bound: int = MAPPED) -> None:
-        """Keeps at most `bound` files mapped, least recently used first out."""
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._schema = schema
-        self._bound = bound
         self._mapped: OrderedDict[str, MappedFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._mapped)
 
     def get(self, name: str) -> MappedFile:
-        """Raises ShardDamaged if the file is missing or damaged."""
+        """Raises ShardDamaged if the shard is missing or damaged."""
         if name not in self._mapped:
             try:
-                self.keep(name, map_arrow(self._folder / name, self._schema))
+                self.keep(name, map_arrow(self._folder / name, DECISION_SCHEMA))
             except DataError as error:
                 raise ShardDamaged(str(error), name) from error
         self._mapped.move_to_end(name)
@@ -56,7 +53,7 @@ class MappedShards:
 
     def keep(self, name: str, file: MappedFile) -> None:
         self._mapped[name] = file
-        while len(self._mapped) > self._bound:
+        while len(self._mapped) > MAPPED:
             self._mapped.popitem(last=False)
 
     def drop(self, name: str) -> None:
@@ -104,12 +101,12 @@ def gather(rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> Batch:
     legal_ids, n_legal = chosen.lists("legal_ids", np.int32)
     prompt_lens = chosen.single("prompt_len", np.int32)
     n_completion = n_tokens - prompt_lens
-    completion_offsets = offsets_of(n_completion)
-    legal_before = np.repeat(offsets_of(n_legal)[:-1], n_completion)
+    completion_offsets = _offsets_of(n_completion)
+    legal_before = np.repeat(_offsets_of(n_legal)[:-1], n_completion)
     return Batch(
         decision_ids=chosen.single("decision_id", np.int64),
         input_ids=input_ids,
-        input_offsets=offsets_of(n_tokens),
+        input_offsets=_offsets_of(n_tokens),
         prompt_lens=prompt_lens,
         behaviour_logprobs=chosen.lists("behaviour_logprobs", np.float32)[0],
         completion_offsets=completion_offsets,
@@ -127,7 +124,7 @@ class _Chosen:
 
     def __init__(self, rows: pa.Table, open_shard: Callable[[str], MappedFile]) -> None:
         names = rows["shard"].to_pylist()
-        self._tables = {name: verified(name, open_shard(name)) for name in dict.fromkeys(names)}
+        self._tables = {name: _verified(name, open_shard(name)) for name in dict.fromkeys(names)}
         self._runs: list[tuple[str, int, int]] = []
         # A plain loop is faster than Arrow and numpy for so few rows.
         for name, row in zip(names, rows["row"].to_pylist(), strict=True):
@@ -140,7 +137,7 @@ class _Chosen:
 
     def single(self, column: str, kind: type[np.generic]) -> npt.NDArray[Any]:
         values = {name: as_array(table[column]).to_numpy() for name, table in self._tables.items()}
-        return join([values[name][first:after] for name, first, after in self._runs], kind)
+        return _join([values[name][first:after] for name, first, after in self._runs], kind)
 
     def lists(self, column: str, kind: type[np.generic]) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
         """The lists of all rows, row after row, and [R] their lengths."""
@@ -151,10 +148,10 @@ class _Chosen:
             offsets, values = parts[name]
             pieces.append(values[offsets[first] : offsets[after]])
             lengths.append(np.diff(offsets[first : after + 1]))
-        return join(pieces, kind), join(lengths, np.int32)
+        return _join(pieces, kind), _join(lengths, np.int32)
 
 
-def verified(name: str, file: MappedFile) -> pa.Table:
+def _verified(name: str, file: MappedFile) -> pa.Table:
     """The rows of a mapped file, after checking that no byte has changed."""
     if not file.is_unchanged():
         raise ShardDamaged(
@@ -163,11 +160,11 @@ def verified(name: str, file: MappedFile) -> pa.Table:
     return file.table
 
 
-def join(pieces: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
+def _join(pieces: Sequence[npt.NDArray[Any]], kind: type[np.generic]) -> npt.NDArray[Any]:
     return np.concatenate(pieces, dtype=kind) if pieces else np.empty(0, kind)
 
 
-def offsets_of(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+def _offsets_of(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """[R + 1] start of each row in the concatenated rows."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])

@@ -183,9 +183,8 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.ledger]
-    outer = [paths.shards, paths.distil_targets]
-    return [paths.root, *inner, *outer, *(folder / name for folder in outer for name in folders_in(folder))]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.ledger, paths.shards]
+    return [paths.root, *inner, *(paths.shards / producer for producer in folders_in(paths.shards))]
 
 
 def _scored_version(file: Path) -> int:

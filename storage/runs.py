@@ -37,7 +37,6 @@ class RunPaths:
 
     settings = _Below("settings.json")
     shards = _Below("shards")
-    distil_targets = _Below("distil_targets")
     ledger = _Below("ledger")
     adapters = _Below("adapters")
     checkpoints = _Below("checkpoints")

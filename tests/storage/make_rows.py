@@ -4,7 +4,6 @@ import json
 import random
 from typing import Any
 
-from entente.records.distil_target import DistilTarget, distil_target_id
 from entente.records.rows import Decision, PlayedPhase, decision_id
 
 
@@ -55,37 +54,6 @@ def make_decision(rng: random.Random, producer: str = "p0", **given: Any) -> Dec
         "cached_tokens": 32,
     }
     return Decision(**(fields | place))
-
-
-def make_distil_target(rng: random.Random, number: int, **given: Any) -> DistilTarget:
-    """A distillation target of two or three proposals of a few random tokens; the last one has probability 0. `given`
-    replaces any field."""
-    proposals = [[rng.randrange(600) for _ in range(rng.randint(1, 5))] for _ in range(rng.choice([2, 3]))]
-    tokens = [token for proposal in proposals for token in proposal]
-    sets = [sorted({token, *rng.sample(range(600), rng.choice([0, 1, 4]))}) for token in tokens]
-    weights = [rng.randint(1, 9) for _ in proposals[1:]]
-    fields: dict[str, Any] = {
-        "distil_target_id": distil_target_id("r", number),
-        "decision_id": number + 1,
-        "source": "visit/000000.arrow",
-        "snapshot_id": f"{number:016x}",
-        "phase": "S1901M",
-        "power": "FRANCE",
-        "policy_version": 0,
-        "adapter_hash": "base",
-        "temperature": 0.5,
-        "teacher": "abc",
-        "prompt_ids": [rng.randrange(600) for _ in range(rng.randint(1, 12))],
-        "completion_ids": tokens,
-        "completion_offsets": [sum(map(len, proposals[:count])) for count in range(len(proposals) + 1)],
-        "legal_ids": [legal for each in sets for legal in each],
-        "legal_offsets": [sum(map(len, sets[:count])) for count in range(len(sets) + 1)],
-        "orders": ["A PAR H"] * len(proposals),
-        "probabilities": [*(weight / sum(weights) for weight in weights), 0.0],
-        "values": [1.0] * len(proposals),
-        "visits": [4] * len(proposals),
-    }
-    return DistilTarget(**(fields | given))
 
 
 def make_phase(**given: Any) -> PlayedPhase:

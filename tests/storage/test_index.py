@@ -263,11 +263,13 @@ def mappings(paths: RunPaths) -> int:
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="only Linux lists a process's mappings")
-def test_no_more_shards_are_mapped_than_the_bound(paths: RunPaths, publish: Callable[..., Any]) -> None:
+def test_no_more_shards_are_mapped_than_the_bound(
+    paths: RunPaths, publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.gather.MAPPED", 4)
     for first in range(6):
         publish(range(first, first + 1), forks=6)
     index = Index(paths)
-    index._mapped._bound = 4
     assert index.refresh() == 6 * 24
     assert mappings(paths) <= 4, "taking shards in maps them, and lets go of them again"
     rows = index.fresh_rows(policy_version=0, limit=10_000)
@@ -277,12 +279,15 @@ def test_no_more_shards_are_mapped_than_the_bound(paths: RunPaths, publish: Call
     assert mappings(paths) <= 4
 
 
-def test_the_shards_asked_for_last_stay_mapped(paths: RunPaths, publish: Callable[..., Any]) -> None:
+def test_the_shards_asked_for_last_stay_mapped(
+    paths: RunPaths, publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that was let go is read on by who holds it, also after retention took the file away."""
     names = [f"p0/{first:06d}.arrow" for first in range(3)]
     for first in range(3):
         publish(range(first, first + 1))
-    shards = MappedShards(paths.shards, bound=2)
+    monkeypatch.setattr("storage.gather.MAPPED", 2)
+    shards = MappedShards(paths.shards)
     first, second, _ = shards.get(names[0]), shards.get(names[1]), shards.get(names[0])
     before = second.table["decision_id"].to_pylist()
     shards.get(names[2])
