@@ -96,7 +96,7 @@ def commands_with_json(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[s
 
 def test_every_command_with_json_writes_it_by_the_one_function():
     found = dict(commands_with_json(command_line()))
-    assert len(found) >= 10
+    assert len(found) >= 9
     for words, command in found.items():
         source = inspect.getsource(import_module(command.__module__))
         assert re.search(r"print_json\(|show_plan\(|show_outcome\(", source), words
