@@ -10,7 +10,7 @@ from storage.ledger import ledger_path
 from storage.runs import RunPaths
 
 _CURVES = (
-    ("return", "train/reward", "{0:+.3f} centres"),
+    ("return", "train/reward", "{0:+.3f}"),
     ("entropy", "train/entropy", "{0:.3f} nats"),
     ("gradient", "train/grad_norm", "{0:.3g}"),
     ("mismatch", "train/log_ratio_lag0_p99", "{0:.2g} nats"),

@@ -54,7 +54,7 @@ def returns(facts: RunFacts) -> str | None:
     mean = np.array(facts.series("train/reward"))
     if not np.isfinite(mean).any():
         return None
-    panel, steps = Panel(label="mean return, centres", high=200), np.arange(1, facts.done + 1)
+    panel, steps = Panel(label="mean return", high=200), np.arange(1, facts.done + 1)
     bounded = [(point, bounds) for point in facts.curve if (bounds := point.mean_return.interval) is not None]
     edges = [edge for point, _ in bounded for edge in (point.first - 0.5, point.last + 0.5)]
     low, high = ([bounds[end] for _, bounds in bounded for _ in (0, 1)] for end in (0, 1))
@@ -280,7 +280,7 @@ def compared_returns(compared: Compared) -> str | None:
     drawn = [(run, colour) for run, colour in zip(compared.runs, COLOURS, strict=False) if run.curve]
     if not drawn:
         return None
-    panel = Panel(label="mean return, centres", high=200)
+    panel = Panel(label="mean return", high=200)
     for run, colour in drawn:
         places = [(point.first + point.last) / 2 for point in run.curve]
         _estimates(panel, places, [point.mean_return for point in run.curve], colour, run.name)
