@@ -44,6 +44,7 @@ def swept(workplace: Entente, trained: Any) -> tuple[list[RunPaths], subprocess.
 
 
 @pytest.mark.system
+@pytest.mark.in_turn
 def test_runs_share_the_base_s_score_and_are_what_they_are_alone(swept, trained):
     (_, alone, _), (runs, done) = trained, swept
     assert done.stderr.count("evaluating base against") == 1, "the base is measured once"

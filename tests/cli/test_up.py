@@ -17,6 +17,7 @@ from uuid import UUID
 
 import psutil
 import pytest
+import yaml
 
 from entente.cli import up
 from entente.prefect_server import automations
@@ -101,7 +102,8 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     ask = asker(api, key)
     found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
     assert {each["work_pool_name"] for each in found.values()} == {"local"}
-    assert len(found) == 5 and all(f"/{each['name']}" in first.stdout for each in found.values())
+    deployed = yaml.safe_load((folder / "prefect.yaml").read_text())["deployments"]
+    assert len(found) == len(deployed) and all(f"/{each['name']}" in first.stdout for each in found.values())
     assert "prefect deployment run train-policy/train\n" in first.stdout, "the first thing to try"
     assert schedules(found) == SCHEDULES
 

@@ -20,6 +20,7 @@ def copy(workplace, trained, tmp_path: Path) -> RunPaths:
 
 
 @pytest.mark.system
+@pytest.mark.in_turn
 def test_a_run_mends_a_damaged_cache_checkpoint_adapter_and_score_and_learns_the_same(workplace, trained, copy: RunPaths):
     """The newest checkpoint is gone, so its step is repeated from its ledger, to the last bit."""
     (cache,) = copy.root.parent.glob("_state_cache/v-*")

@@ -11,7 +11,8 @@ from tests.game.second_adjudicator import assert_judged_alike, table_of
 
 
 @pytest.mark.parametrize(
-    "count", [200, pytest.param(3_000, marks=pytest.mark.system), pytest.param(20_000, marks=pytest.mark.slow)]
+    "count",
+    [200, pytest.param(3_000, marks=[pytest.mark.system, pytest.mark.in_turn]), pytest.param(20_000, marks=pytest.mark.slow)],
 )
 def test_odd_positions_come_out_as_the_second_adjudicator_says(count: int) -> None:
     seen = Counter[str]()
