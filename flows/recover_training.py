@@ -36,7 +36,7 @@ from prefect.types._datetime import now
 from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary
@@ -215,7 +215,7 @@ def _settings(ended: FlowRun) -> RunSettings | None:
         settings = RunSettings.model_validate(ended.parameters.get("settings"))
         if settings.run:
             check_name(settings.run, "run")
-    except (ValueError, InputError, DataError):
+    except (ValueError, InputError):
         return None
     return settings
 
