@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -120,9 +120,9 @@ def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | 
     kept_checkpoints = checkpoint_steps(paths)[-RESTING_CHECKPOINTS:]
     kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
     removable = [
-        *_old(paths.adapters, ADAPTER_NAME, kept_adapters, "adapter of an old version"),
+        *_old(entries_in(paths.adapters), ADAPTER_NAME, kept_adapters, "adapter of an old version"),
         # A folder without a manifest is left from an interrupted removal.
-        *_old(paths.checkpoints, CHECKPOINT_NAME, kept_checkpoints, "old checkpoint"),
+        *_old(entries_in(paths.checkpoints), CHECKPOINT_NAME, kept_checkpoints, "old checkpoint"),
         *_aged(paths.root / "wandb", _WANDB_RUN, WANDB_DAYS * _DAY_S, now, "W&B's local folder"),
     ]
     for folder in _own_folders(paths):
@@ -148,9 +148,11 @@ def remove(removable: Removable) -> None:
 
 def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
     """Remove old adapters of the run of this process; returns the bytes freed."""
+    # Listed before the facts: the trainer may publish a version meanwhile, which they would not know.
+    listed = entries_in(paths.adapters)
     # A run in use keeps all its checkpoints here, and what they need.
     kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings or RetentionSettings())
-    gone = list(_old(paths.adapters, ADAPTER_NAME, kept, "adapter of an old version"))
+    gone = list(_old(listed, ADAPTER_NAME, kept, "adapter of an old version"))
     for each in gone:
         remove(each)
     return sum(each.size for each in gone)
@@ -165,8 +167,8 @@ def _removable(entry: Entry, why: str) -> Removable:
     return Removable(path=entry.path, why=why, size=entry.size(), is_folder=entry.is_folder)
 
 
-def _old(folder: Path, pattern: re.Pattern[str], kept: Collection[int], why: str) -> Iterator[Removable]:
-    for entry in entries_in(folder):
+def _old(entries: Iterable[Entry], pattern: re.Pattern[str], kept: Collection[int], why: str) -> Iterator[Removable]:
+    for entry in entries:
         match = pattern.fullmatch(entry.path.name)
         if match and int(match[1]) not in kept and entry.is_folder:
             yield _removable(entry, why)

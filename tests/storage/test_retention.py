@@ -5,11 +5,13 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from entente.telemetry.errors import DataError
+from storage import retention
 from storage.files import name_aside, set_aside
 from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.retention import (
@@ -131,6 +133,19 @@ def test_where_nobody_can_say_what_is_needed_nothing_goes(run: RunPaths, damage:
         removable_in_run(run, TIGHT)
     with pytest.raises(DataError, match=file.name):
         drop_old_adapters(run, TIGHT)
+
+
+def test_a_version_that_is_published_meanwhile_stays(run: RunPaths, monkeypatch: pytest.MonkeyPatch):
+    known = retention.retention_facts
+
+    def published_meanwhile(*asked: Any) -> retention.RetentionFacts:
+        facts = known(*asked)
+        make_folder(run.adapter(7))
+        return facts
+
+    monkeypatch.setattr(retention, "retention_facts", published_meanwhile)
+    drop_old_adapters(run, TIGHT)
+    assert run.adapter(7).is_dir()
 
 
 def make_file(path: Path) -> Path:
