@@ -18,7 +18,8 @@ from entente.players.search_settings import SearchSettings
 
 AT_ONCE = 4
 """Searches in progress: their proposals share a batch, and the engine steps after one playout of each."""
-DEFAULT_SEARCH = SearchSettings()
+ROLLOUT_SEARCH = SearchSettings(playouts=40)
+"""Less than at play, because every seat that searches would take longer than the policy's own decisions."""
 
 
 class SharedSearch:
@@ -45,9 +46,9 @@ def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> di
     for name in names:
         version = version_of(name)
         if version is None:
-            decider = SearchDecider(DEFAULT_SEARCH, proposer=name.removesuffix(SEARCHES))
+            decider = SearchDecider(ROLLOUT_SEARCH, proposer=name.removesuffix(SEARCHES))
         else:
-            decider = SearchDecider(DEFAULT_SEARCH, policy=PolicyPlayer(engine, tokens, version))
+            decider = SearchDecider(ROLLOUT_SEARCH, policy=PolicyPlayer(engine, tokens, version))
         deciders[seat_name(name)] = SharedSearch(decider, turns)
     return deciders
 
@@ -56,7 +57,7 @@ def search_opponents(names: Sequence[str], engine: Engine, tokens: Tokens) -> di
 class SearchTeacher:
     """A `entente.training.imitation.teacher_games.Search`; picklable, and its `repr` names its settings."""
 
-    settings: SearchSettings = DEFAULT_SEARCH
+    settings: SearchSettings = ROLLOUT_SEARCH
 
     def __call__(self, name: str, board: Board, power: str, rng_name: str) -> list[str]:
         """The best of the proposals of the scripted player `name`, by playouts in this process."""

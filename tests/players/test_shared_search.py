@@ -78,7 +78,7 @@ def rolled(positions: Any, engine: Any, tokens: Any, names: str, *, past: Any = 
 
 def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positions, uniform_engine, tokens):
     """Oracle: the searching player asked alone."""
-    monkeypatch.setattr(searching, "DEFAULT_SEARCH", QUICK)
+    monkeypatch.setattr(searching, "ROLLOUT_SEARCH", QUICK)
     played = rolled(positions, uniform_engine(), tokens, "mover+search")
     assert {row.opponents for row in decisions_of(played)} == {"mover+search"} and all(
         fork.status == "complete" for fork in played
@@ -94,7 +94,7 @@ def test_they_play_what_a_search_with_the_group_s_luck_finds(monkeypatch, positi
 def test_a_version_that_searches_proposes_under_its_number_and_is_no_member_of_the_league(
     monkeypatch, positions, uniform_engine, tokens
 ):
-    monkeypatch.setattr(searching, "DEFAULT_SEARCH", QUICK)
+    monkeypatch.setattr(searching, "ROLLOUT_SEARCH", QUICK)
     past = uniform_engine()
     played = rolled(positions, uniform_engine(), tokens, "v2+search", past=past)
     assert {row.opponents for row in decisions_of(played)} == {"policy:2+search"}
