@@ -31,8 +31,8 @@ class SearchSettings(Settings):
     scripted: Names = ("dumbbot", "dumbbot", "dumbbot")
     """Scripted players that also propose, one order set per name, such as 'dumbbot,dumbbot,territorial'."""
     playouts: Annotated[int, Field(ge=1, le=65536)] = 200
-    """Playouts per decision, which cost CPU time in proportion. All proposals race; then order sets that differ from the best so
-    far in one or two orders, until the playouts are used up."""
+    """Playouts per decision. All proposals race; then order sets that differ from the best so far in one or two orders, until
+    the playouts are used up."""
     years: Annotated[int, Field(ge=1, le=20)] = 1
     """Horizon of a playout: game years, counted from the position's phase."""
     player: Names = ("dumbbot",)

@@ -19,7 +19,7 @@ from entente.players.search_settings import SearchSettings
 AT_ONCE = 4
 """Searches in progress: their proposals share a batch, and the engine steps after one playout of each."""
 ROLLOUT_SEARCH = SearchSettings(playouts=40)
-"""Less than at play, because every seat that searches would take longer than the policy's own decisions."""
+"""Fewer playouts than at play, because up to six seats of every fork search in each phase."""
 
 
 class SharedSearch:
