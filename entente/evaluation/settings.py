@@ -57,7 +57,7 @@ class PlaySettings(Settings):
             parts.append(
                 f"search of {who}: {format_count(search.proposals, 'proposals')}{others}, "
                 f"{format_count(search.playouts, 'playouts')} of {format_count(search.years, 'years')} "
-                f"by {', '.join(search.player)}, {search.value} count"
+                f"by {', '.join(search.player)}"
             )
         return "; ".join(parts)
 

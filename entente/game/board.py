@@ -201,6 +201,15 @@ class Board:
     def centre_counts(self) -> tuple[int, ...]:
         return tuple(len(self._game.powers[power].centers) for power in POWERS)
 
+    def units_in_spring(self, power: str) -> int:
+        """In adjustment phases the most units that the power can have after them; in other phases its units now."""
+        own = self._game.powers[power]
+        if self.phase_type != "A":
+            return len(own.units)
+        occupied = {unit[2:5] for each in self._game.powers.values() for unit in each.units}
+        open_homes = sum(home in own.centers and home not in occupied for home in own.homes)
+        return min(len(own.centers), len(own.units) + open_homes)
+
     @property
     def last_orders(self) -> dict[str, tuple[str, ...]]:
         """Orders of the last movement phase, one per unit, sorted as units are; a unit without an order has a hold.

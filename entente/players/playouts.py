@@ -8,10 +8,14 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from entente.game.board import POWERS, Board
-from entente.game.scores import PowerScores, compute_power_scores, horizon_reached
+from entente.game.scores import horizon_reached
 from entente.game.scripted import Player, looks_back, player
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import seeded_rng
+
+UNIT_SHARE = 0.25
+"""Weight of units in the value of a position, beside centres. With centres alone, units stay on home centres, where then nothing
+can be built; 0.2, 0.33 and 0.5 gained equally much."""
 
 
 class Playouts:
@@ -33,8 +37,8 @@ class Playouts:
         position = _position(game, scenario.looks_back)
         value = scenario.values.get(position)
         if value is None:
-            power_scores = _play_on(game, start, scenario.seats, scenario.name, years)
-            value = scenario.values[position] = value_of(power_scores, self._power, self._settings)
+            _play_on(game, start, scenario.seats, scenario.name, years)
+            value = scenario.values[position] = value_of(game, self._power)
         game.release()
         return value
 
@@ -63,10 +67,9 @@ def _position(game: Board, looks_back: bool) -> object:
     return game.snapshot(game_id="", seed=0, source="").position if looks_back else game.rules_position()
 
 
-def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> PowerScores:
+def _play_on(game: Board, start: str, seats: Mapping[str, Player], name: str, years: int) -> None:
     while not horizon_reached(start, game.phase, years):
         game.advance(_scripted(game, seats, name))
-    return compute_power_scores(game)
 
 
 def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
@@ -74,9 +77,10 @@ def seats_of(name: str, players: Sequence[str]) -> dict[str, str]:
     return {power: lot.choice(players) for power in POWERS}
 
 
-def value_of(power_scores: PowerScores, power: str, settings: SearchSettings) -> float:
-    """Value of a position for `power`: centres (0 to 34), or share of squared centres (0 to 1; 1 after a solo)."""
-    return float(power_scores.centres[POWERS.index(power)]) if settings.value == "centres" else power_scores.sos_share(power)
+def value_of(board: Board, power: str) -> float:
+    """Value of a position for `power`, 0 to 34: a mean of its centres and of the units that it can have in spring."""
+    centres = board.centre_counts()[POWERS.index(power)]
+    return centres if board.is_over else (1 - UNIT_SHARE) * centres + UNIT_SHARE * board.units_in_spring(power)
 
 
 def _scripted(board: Board, seats: Mapping[str, Player], name: str, skip: Container[str] = ()) -> dict[str, Sequence[str]]:

@@ -29,7 +29,7 @@ class SearchResult:
     proposals: tuple[tuple[str, ...], ...]
     """Distinct legal order sets: the proposals in their order, then the variations that were played in all scenarios."""
     values: tuple[float, ...]
-    """Mean value of each over its playouts, in centres or as a share. 0 for the only legal set, which is not played out."""
+    """Mean value of each over its playouts, in centres. 0 for the only legal set, which is not played out."""
     visits: tuple[int, ...]
     """Playouts of each. Those with as many as the best were played in the same scenarios."""
     best: int

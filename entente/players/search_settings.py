@@ -1,6 +1,6 @@
 """Settings of the search at play."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -38,8 +38,6 @@ class SearchSettings(Settings):
     player: Names = ("dumbbot",)
     """Who plays all seats in a playout: what the search assumes about every power. With several scripted players,
     each seat samples one from a seed."""
-    value: Literal["centres", "squares"] = "centres"
-    """Value of a playout's final position: the power's supply centres, or its share of squared centres."""
 
     @model_validator(mode="after")
     def _check(self) -> "SearchSettings":

@@ -23,7 +23,7 @@ class Label:
     orders: TextList
     """[N] distinct order sets, the orders of each separated by "; ". The first is what the policy sampled."""
     values: Float32List
-    """[N] mean value of each over its playouts, in the units of the search's settings."""
+    """[N] mean value of each over its playouts, in centres."""
     visits: Int32List
     """[N] playouts of each; those with as many as the best were played in the same scenarios."""
     best: Int16

@@ -118,6 +118,23 @@ def test_last_orders_that_nobody_can_have_given_are_refused(orders: object) -> N
         Board.restore(altered(freeze(Board.start()), last_orders=orders))
 
 
+def test_units_in_spring_are_those_after_adjustments_in_which_nothing_is_waived(self_play) -> None:
+    kinds = set()
+    for seed in range(6):
+        for board, _, orders in self_play(seed):
+            promised = {power: board.units_in_spring(power) for power in POWERS}
+            if board.phase_type != "A":
+                assert promised == {power: len(own) for power, own in board.units().items()}
+                continue
+            after = board.fork()
+            after.step(orders)
+            for power, own in after.units().items():
+                waived = orders.get(power, []).count("WAIVE")
+                assert len(own) == promised[power] - waived, (power, board.phase)
+                kinds.add((waived > 0, len(own) < len(board.units()[power]), len(own) > len(board.units()[power])))
+    assert {(False, True, False), (False, False, True)} <= kinds and any(waived for waived, *_ in kinds)
+
+
 def test_a_game_ends_with_eighteen_centres() -> None:
     """France owns 17 centres and occupies the eighteenth in autumn."""
     board = Board.start()

@@ -7,6 +7,7 @@ import pytest
 
 from entente.game.board import POWERS, Board
 from entente.game.scripted import player
+from entente.game.snapshot import make_snapshot
 from entente.players.playouts import Playouts, seats_of, value_of
 from entente.players.policy import DecisionRequest
 from entente.players.search_settings import SearchSettings
@@ -52,18 +53,19 @@ def forked(board: Board, power: str, orders: list[str], name: str, settings: Sea
         snapshot_id="",
     )
     fork = asyncio.run(play_fork(plan, board.fork(), {"given": Given(orders, seats[power])}))
-    assert fork.end is not None and not fork.rejected
-    return value_of(fork.end, power, settings)
+    assert fork.status == "complete" and not fork.rejected
+    end = fork.phases[-1]
+    return value_of(Board.restore(make_snapshot(end.position, end.phase, source="", game_id="", seed=0)), power)
 
 
 @pytest.mark.parametrize(
     ("phase", "settings"),
     [
-        ("S1901M", SearchSettings(value="squares")),
+        ("S1901M", SearchSettings()),
         ("F1902M", SearchSettings(player=("mover",))),
         ("F1902M", SearchSettings(player=("repeat",), years=2)),
-        ("R", SearchSettings(value="squares")),
-        ("W1901A", SearchSettings(years=2, player=("dumbbot", "territorial", "random"), value="squares")),
+        ("R", SearchSettings()),
+        ("W1901A", SearchSettings(years=2, player=("dumbbot", "territorial", "random"))),
     ],
 )
 def test_a_playout_has_the_value_of_a_fork_with_the_same_dice(phase: str, settings: SearchSettings):

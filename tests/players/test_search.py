@@ -55,12 +55,24 @@ def test_a_search_prefers_the_set_that_takes_a_centre_and_plays_equal_sets_once(
 def test_values_are_means_of_playouts_whose_luck_every_proposal_shares(autumn: DecisionRequest):
     """Oracle: each proposal played out by hand in the scenarios that it met."""
     sets = [holding(autumn), holding(autumn, PIC="A PIC - BEL"), holding(autumn, BRE="F BRE - MAO")]
-    settings = SearchSettings(playouts=1, player=("mover",), years=2, value="squares")
+    settings = SearchSettings(playouts=1, player=("mover",), years=2)
     found = searched(autumn, sets, settings)
     for place, orders in enumerate(sets):
         playouts = [Playouts(autumn.board, "FRANCE", "luck", settings).value(orders, each) for each in range(found.visits[place])]
         assert found.values[place] == pytest.approx(sum(playouts) / len(playouts))
     assert max(found.visits) == found.visits[found.best] == SCENARIOS
+
+
+def test_of_two_sets_that_keep_the_centres_the_one_that_can_build_is_better():
+    """England owns Norway and may build, if its fleet does not come home."""
+    board = Board.start()
+    for fleet in ("F EDI - NWG", "F NWG - NWY", "WAIVE", "F NWY - NWG"):
+        board.step({"ENGLAND": [fleet]})
+    assert board.phase == "F1902M"
+    england = asked(board, "ENGLAND")
+    home, away = holding(england, NWG="F NWG - EDI"), holding(england)
+    found = searched(england, [home, away], SearchSettings(playouts=1, player=("hold",)))
+    assert found.orders == away and found.values[:2] == (3.75, 4.0)
 
 
 def test_what_is_not_legal_is_refused_and_never_played(autumn: DecisionRequest, monkeypatch):
@@ -168,7 +180,6 @@ def test_without_an_engine_scripted_players_propose(autumn: DecisionRequest):
     [
         ({"proposals": 0, "scripted": ()}, "set search.proposals or search.scripted"),
         ({"player": ()}, "search.player is empty"),
-        ({"value": "wins"}, "'centres' or 'squares'"),
     ],
 )
 def test_settings_that_cannot_be_searched_are_refused(settings: dict, complaint: str):
