@@ -94,6 +94,13 @@ def _by_name(marks: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
+@cache
+def code_of_play() -> dict[str, str]:
+    """What decides a game beside settings and models: sources of `entente.game` and `entente.players`, and the adjudicator."""
+    sources = {name: source_hash(name) for name in ("entente.game", "entente.players")}
+    return sources | {"diplomacy": package_version("diplomacy")}
+
+
 def source_hash(package: str) -> str:
     """Hash of all Python files of a package, 8 hex digits."""
     spec = find_spec(package)

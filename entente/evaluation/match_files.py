@@ -4,8 +4,8 @@
     <label>.json              the result
     <label>.answers.jsonl     answers of endpoints
 
-The label identifies players, opponents, start, years and seed, but not the number of games: a request for more games continues
-the match. An interruption loses only the games in progress.
+The label identifies players, opponents, start, years, seed and the code that plays, but not the number of games: a request for
+more games continues the match, unless the program plays differently now. An interruption loses only the games in progress.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from entente.evaluation.match_table import MatchTable
 from entente.evaluation.matches import GameResult
 from entente.evaluation.settings import MatchSettings
 from entente.telemetry.errors import DataError
+from storage.control import code_of_play
 from storage.files import durable_write, make_directory
 
 
@@ -42,14 +43,14 @@ _NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
-    """The label of a match; equal for equal settings and players, including adapter hashes."""
+    """The label of a match; equal for equal settings, players, including adapter hashes, and code."""
     unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
     who = [
         (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.model else []))
         for player in players
     ]
-    digest = hashlib.sha256(json.dumps([question, who], sort_keys=True).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps([question, who, code_of_play()], sort_keys=True).encode()).hexdigest()[:8]
     # A leading dot, of an absolute path, would hide the file.
     names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name).lstrip(".") for player in players)
     return f"{names[:80]}-{settings.start}-{settings.years}y-{digest}"

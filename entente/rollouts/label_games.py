@@ -22,9 +22,8 @@ from entente.players.seeds import seeded_rng
 from entente.records.label import Label
 from entente.rollouts.fork import ForkPlan, play_fork
 from entente.telemetry.errors import EngineError, InputError
-from entente.telemetry.machine import package_version
 from entente.telemetry.setting_marks import Seed, Settings
-from storage.control import source_hash
+from storage.control import code_of_play
 from storage.files import file_lock
 from storage.labels import label_path, publish_labels
 
@@ -67,11 +66,10 @@ def check_label_settings(settings: LabelSettings) -> None:
 
 def made_by(settings: LabelSettings, policy: Mapping[str, str]) -> dict[str, Any]:
     """What shapes the labels; `policy` identifies weights and prompts."""
-    code = {name: source_hash(name) for name in ("entente.game", "entente.players")}
     return {
         **settings.model_dump(mode="json", exclude={"first_game", "games"}),
         "policy": dict(policy),
-        "code": code | {"diplomacy": package_version("diplomacy")},
+        "code": code_of_play(),
     }
 
 

@@ -20,6 +20,7 @@ from entente.players.search_settings import SearchSettings
 from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import EngineError, InputError
 from flows.open_players import open_players
+from storage.control import code_of_play
 from storage.runs import RunPaths
 from tests.evaluation.test_strength import Holds
 
@@ -173,6 +174,13 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     assert match_label(MIXED, [old]) == match_label(more, [old])
     assert match_label(MIXED, [old]) != match_label(MIXED, [new])
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
+
+
+def test_a_program_that_plays_differently_does_not_continue_a_match(monkeypatch):
+    before = match_label(MIXED, [])
+    monkeypatch.setattr("entente.evaluation.match_files.code_of_play", lambda: {**code_of_play(), "entente.players": "changed"})
+    assert match_label(MIXED, []) != before
+    assert code_of_play().keys() == {"entente.game", "entente.players", "diplomacy"}
 
 
 def test_a_scripted_player_that_searches_needs_no_engine(tmp_path: Path, monkeypatch):
