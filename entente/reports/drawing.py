@@ -238,8 +238,10 @@ def _ticks(low: float, high: float, most: int, *, whole: bool = False, powers: b
     step = max(1.0, round(step)) if whole or powers else step
     digits = next((digits for digits in range(12) if abs(step - round(step, digits)) < step * 1e-6), 12)
     values = [round(count * step, digits) for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    plain = digits <= 4 and max(abs(low), abs(high)) < 1e7
-    texts = [f"{10.0**value:g}" if powers else f"{value:,.{digits}f}" if plain else f"{value:.4g}" for value in values]
+    greatest = max(abs(low), abs(high))
+    comma = "," if greatest >= 10_000 else ""  # a year has none
+    form = f"{comma}.{digits}f" if digits <= 4 and greatest < 1e7 else ".4g"
+    texts = [f"{10.0**value:g}" if powers else f"{value:{form}}" for value in values]
     return list(zip(values, (text.replace("-", "−") for text in texts), strict=True))
 
 

@@ -119,6 +119,13 @@ def test_the_ticks_of_a_share_tell_their_true_values(most: float):
     assert len(shown) >= 3 and len(set(steps)) == 1 and shown[-1] <= 110 * most
 
 
+@pytest.mark.parametrize(("last", "shown"), [(1908, "1904"), (40_000, "20,000")])
+def test_long_numbers_have_commas_and_years_have_none(last: int, shown: str):
+    panel = Panel(label="centres")
+    panel.line([last - 8 if last < 10_000 else 0, last], [1.0, 2.0], BLUE)
+    assert f">{shown}<" in plot([panel], "x", "alt")
+
+
 def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
     assert "21 games: v8 0.300; mover 0.200; base 0.100" in alt(plots.match(match()))
     said = sentences.describe_match(match())
