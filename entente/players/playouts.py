@@ -14,8 +14,8 @@ from entente.players.search_settings import SearchSettings
 from entente.players.seeds import seeded_rng
 
 UNIT_SHARE = 0.25
-"""Weight of units in the value of a position, beside centres: what a unit brings shows only after the playout. 0.2, 0.33 and 0.5 gained
-equally much."""
+"""Weight of units in the value of a position, beside centres: what a unit brings shows only after the playout. 0.2, 0.33 and 0.5
+gained equally much."""
 
 
 class Playouts:
