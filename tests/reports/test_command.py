@@ -40,7 +40,7 @@ _SIZES = """() => [...document.querySelectorAll('img, figure svg')].map(e => {
 
 @pytest.mark.browser
 @pytest.mark.system
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 320)])
 def test_a_browser_shows_every_picture_without_network_or_complaint(
     browser: Any, workplace: Entente, trained: tuple[dict[str, Any], RunPaths, object], scheme: str, width: int
 ):
