@@ -31,6 +31,8 @@ def foreign_complaint() -> ValidationError:
 def run_into(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run a command that ends with the given error, in this process: `run_into(error)`; its exit code."""
     monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
+    for name, before_any_signal in (("_heard", 0), ("_reported", False), ("_nothing_is_open", False)):
+        monkeypatch.setattr(f"entente.cli.end_by_signal.{name}", before_any_signal)
 
     def run(error: BaseException, **how: Any) -> int:
         def fail(*paths: object) -> None:
