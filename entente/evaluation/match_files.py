@@ -43,7 +43,7 @@ _NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
-    """The label of a match; equal for equal settings, players, including adapter hashes, and code."""
+    """The label of a match; equal for equal settings, players (with their adapter hashes) and code."""
     unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
     who = [
