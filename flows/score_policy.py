@@ -11,6 +11,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
 from entente.training.settings import TINY_TEACHER
+from storage.control import code_of_play
 from storage.files import set_aside
 from storage.ledger import Totals
 from tasks.evaluation import evaluate_player
@@ -72,9 +73,12 @@ async def score_version(resources: OpenRun, settings: RunSettings, version: int)
 
 async def _score(resources: OpenRun, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:
     known = _known(resources, label)
+    code = code_of_play()
     asked = (player, opponents, version, settings.evaluation.question)
     if known is not None and (known.player, known.opponents, known.policy_version, known.settings.question) == asked:
-        return known.score
+        if known.code == code:
+            return known.score
+        reporter().say(f"the score '{label}' was measured by a program that may play differently: measuring it again")
     async with resources.engine_alone():
         score = await evaluate_player(
             label,
@@ -86,7 +90,13 @@ async def _score(resources: OpenRun, settings: RunSettings, label: str, player: 
             PolicyPlayer(resources.engine, resources.tokens) if player == POLICY else None,
         )
     record = ScoreRecord(
-        label=label, player=player, opponents=opponents, policy_version=version, settings=settings.evaluation, score=score
+        label=label,
+        player=player,
+        opponents=opponents,
+        policy_version=version,
+        settings=settings.evaluation,
+        score=score,
+        code=code,
     )
     write_score(resources.paths, record)
     return score

@@ -3,10 +3,11 @@
     scores/base.json, scores/trained.json       the first and the last version; every run has them
     scores/track/v000010.json                   versions between, `evaluation.every` apart
 
-Files are written atomically. They contain the settings, so a resumed run reuses a score with equal settings.
+Files are written atomically. They contain the settings and the program's code of play, so a resumed run reuses a score where
+both are equal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -29,6 +30,8 @@ class ScoreRecord:
     """0 for the base and for scripted players."""
     settings: EvaluationSettings
     score: Score
+    code: dict[str, str] = field(default_factory=dict)
+    """As `storage.control.code_of_play`; empty in files that were written without it."""
 
 
 _RECORD = TypeAdapter(ScoreRecord)

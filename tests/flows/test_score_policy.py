@@ -38,7 +38,7 @@ def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positio
     assert found and measured == [cache.held_out] * len(found)
 
 
-def test_a_version_between_is_scored_once_and_its_point_is_logged_again_after_a_kill(tmp_path: Path, monkeypatch):
+def test_a_version_between_is_scored_once_by_a_program_and_its_point_is_logged_again_after_a_kill(tmp_path: Path, monkeypatch):
     measured = []
 
     async def measure(label: str, *_: Any) -> Score:
@@ -61,3 +61,7 @@ def test_a_version_between_is_scored_once_and_its_point_is_logged_again_after_a_
         check(point)
         assert point["score/eval_version"] == 10 and point["score/eval"] == 0.5
     assert measured == ["track/v000010"] and [each.version for each in read_track(resources.paths)] == [10]
+    monkeypatch.setattr(scores, "code_of_play", lambda: {"entente.game": "another release"})
+    for _ in range(2):
+        asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
+    assert measured == ["track/v000010"] * 2  # once more, because the games may go differently
