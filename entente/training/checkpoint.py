@@ -189,7 +189,7 @@ def restore_state(
         if name.startswith("optimiser."):
             _, number, moment = name.split(".")
             moments.setdefault(int(number), {})[moment] = value
-    groups = [group | {"betas": tuple(group["betas"])} for group in values.optimiser_groups]
+    groups = [group | {"betas": tuple(group["betas"])} if "betas" in group else group for group in values.optimiser_groups]
     optimiser.load_state_dict({"state": moments, "param_groups": groups})
     torch.set_rng_state(tensors["random.torch"])
     words = tensors["random.numpy"].numpy().astype(np.uint32)

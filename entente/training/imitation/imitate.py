@@ -30,6 +30,7 @@ from entente.training.imitation.accuracy import accuracy_sentences, accuracy_tab
 from entente.training.imitation.checkpoint import CurvePoint, load_state, save_state
 from entente.training.imitation.examples import Example, Examples
 from entente.training.imitation.loss import backward, measure
+from entente.training.imitation.muon import MuonAndAdamW
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder
@@ -104,9 +105,7 @@ class Imitation:
         codec = Codec(folder)
         self.examples, self.separator = Examples(codec, settings.prompts), codec.separator_id
         self.model: Any = _network(folder, settings).train()
-        self.optimiser = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, weight_decay=_WEIGHT_DECAY, fused=True
-        )
+        self.optimiser = MuonAndAdamW(self.model, rate=settings.learning_rate, decay=_WEIGHT_DECAY)
         self.checkpoints = folder / "checkpoints"
         self.state = load_state(self.checkpoints, self.model, self.optimiser)
 
@@ -138,8 +137,8 @@ class Imitation:
                 raise TrainingError(f"the loss of step {state.step + 1} is not finite: lower --learning-rate and start again")
             state.losses.append(loss)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT_NORM)
-            (group,) = self.optimiser.param_groups
-            group["lr"] = settings.rates.rate_at(state.step + 1)
+            for group in self.optimiser.param_groups:
+                group["lr"] = settings.rates.rate_at(state.step + 1)
             self.optimiser.step()
             state.tokens += tokens
         state.step += 1

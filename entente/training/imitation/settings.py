@@ -44,7 +44,7 @@ class ImitationSettings(Settings):
     positions: Annotated[int, Field(ge=1)] = 16
     """Positions per step, each with the decisions of all its powers (about 5)."""
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
-    """Peak AdamW learning rate, reached after a twentieth of the steps."""
+    """Peak learning rate of Muon and AdamW, reached after a twentieth of the steps."""
     lr_schedule: Literal["cosine", "linear"] = "cosine"
     """Decay of the learning rate, to a twentieth of its peak at the last step."""
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.2

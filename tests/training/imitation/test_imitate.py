@@ -96,7 +96,7 @@ def test_it_learns_its_teacher_and_tells_how_well(undisturbed: Path):
     recipe = json.loads((undisturbed / "recipe.json").read_text())
     assert [point["step"] for point in recipe["curve"]] == [0, 3, 6]
     first, *_, last = recipe["curve"]
-    assert last["completion_loss"] < first["completion_loss"] - 0.3 and last["loss"] is not None
+    assert last["completion_loss"] < first["completion_loss"] - 0.1 and last["loss"] is not None
     assert recipe["settings"]["teachers"] == ["mover", "random"] and recipe["prompts"]["own_line"] == "last"
 
 
