@@ -34,6 +34,8 @@ def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference
     ):
         if one != other:
             return f"they were measured with other {what}, {one} and {other}"
+    if first.code != second.code:
+        return "they were measured with programs that may play differently"
     if not (first.score.gains and second.score.gains):
         return "one of them has no gains of single positions"
     gains = [{(gain.snapshot_id, gain.power): gain for gain in record.score.gains} for record in (first, second)]

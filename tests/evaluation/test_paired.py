@@ -73,6 +73,7 @@ def test_a_difference_whose_interval_holds_0_is_not_shown():
     ("other", "why"),
     [
         pytest.param({"opponents": "random"}, "other opponents, mover and random", id="opponents"),
+        pytest.param({"code": {"entente.game": "another"}}, "programs that may play differently", id="program"),
         pytest.param(
             {"settings": SETTINGS.model_copy(update={"horizon_years": 2})}, "other horizons in years, 1 and 2", id="horizon"
         ),
