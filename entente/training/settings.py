@@ -21,7 +21,7 @@ LOSSES = {"cispo": False, "clipped": False, "dppo": False, "gspo": True, "sequen
 MAX_GRADIENT_NORM = 1.0
 """Norm to which gradients are clipped: the usual guard against a rare large step. Adam normalises its steps, so the value matters
 little."""
-RECIPE_VERSION = 4
+RECIPE_VERSION = 5
 """Part of the hash of a tiny model's recipe; increase it when the recipe changes."""
 CARD_SHARE = "ENTENTE_TRAINER_CARD_SHARE"
 """Environment variable of the trainer's processes: largest share of its GPU that each may allocate; unset: no limit."""
