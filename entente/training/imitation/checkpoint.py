@@ -16,7 +16,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
-from entente.telemetry.errors import DataError
+from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
 from entente.training.checkpoint import StateValues, pack_state, restore_state
 from storage.files import names_in, publish_once
@@ -62,7 +62,9 @@ def save_state(folder: Path, state: ImitationState, model: Any, optimiser: torch
 
 
 def load_state(folder: Path, model: Any, optimiser: torch.optim.Optimizer) -> ImitationState:
-    """Restore from the newest intact file, and remove damaged ones; without a file, the state before the first step."""
+    """Restore from the newest intact file, and remove damaged ones; without a file, the state before the first step.
+
+    Raises InputError if a release with another optimiser wrote it."""
     for name in reversed(_names(folder)):
         try:
             return _load(folder / name, model, optimiser)
@@ -87,6 +89,8 @@ def _load(file: Path, model: Any, optimiser: torch.optim.Optimizer) -> Imitation
             raise ValueError("its weights have other names or shapes")
     except (SafetensorError, ValidationError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"checkpoint '{file}' is damaged ({error})") from error
+    if len(values.optimiser_groups) != len(optimiser.param_groups):
+        raise InputError(f"'{file}' is of a release with another optimiser: go on with that release, or choose another name")
     with torch.no_grad():
         for name, weight in weights.items():
             own[name].copy_(weight)

@@ -35,7 +35,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
         group, others = self.param_groups
         for weight in group["params"]:
             if weight.grad is not None:
-                momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight)).mul_(_MOMENTUM).add_(weight.grad)
+                state = self.state[weight]
+                momentum = state["momentum"] = _MOMENTUM * state.get("momentum", 0.0) + weight.grad
                 size = 0.2 * math.sqrt(max(weight.shape))
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.sub_(orthogonal(weight.grad + _MOMENTUM * momentum), alpha=group["lr"] * size)

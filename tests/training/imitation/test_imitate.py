@@ -75,6 +75,19 @@ def test_a_resumed_imitation_gives_the_same_bytes(
     assert not work.root.exists()
 
 
+def test_a_checkpoint_of_another_optimiser_is_refused_and_kept(tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch):
+    work = work_folder(tmp_path, "small")
+    begin(work, SMALL, games)
+    with monkeypatch.context() as former:
+        plain = torch.optim.AdamW
+        former.setattr(module, "MuonAndAdamW", lambda model, rate, decay: plain(model.parameters(), lr=rate, weight_decay=decay))
+        cut(work, games, monkeypatch, 2)
+    kept = content(work.root / "checkpoints")
+    with pytest.raises(InputError, match="is of a release with another optimiser: go on with that release"):
+        imitate(work, begun_settings(work), games)
+    assert content(work.root / "checkpoints") == kept
+
+
 def test_a_model_goes_on_with_the_games_that_it_began_with_or_not_at_all(tmp_path: Path, games: Path):
     work = work_folder(tmp_path, "small")
     begin(work, SMALL, games)
