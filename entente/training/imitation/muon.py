@@ -16,7 +16,7 @@ from torch import Tensor
 
 _MOMENTUM, _ITERATIONS = 0.95, 5
 _QUINTIC = 3.4445, -4.7750, 2.0315
-"""Coefficients of x, x³ and x⁵: from any singular value in (0, 1] five iterations come to about 0.7 to 1.2."""
+"""Coefficients of x, x³ and x⁵: five iterations bring any singular value from 0.0015 to 1 to between 0.68 and 1.21."""
 _ADAMW = {"betas": (0.9, 0.95), "fused": True}
 
 
