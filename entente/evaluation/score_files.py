@@ -70,6 +70,8 @@ class TrackPoint:
     opponents: str
     score: Estimate
     """Mean centres gained on held-out positions."""
+    comparable: bool = True
+    """True if it was measured as the newest version was: by the same program, against the same opponents, with equal settings."""
 
 
 def track_label(version: int) -> str:
@@ -79,7 +81,19 @@ def track_label(version: int) -> str:
 def read_track(paths: RunPaths) -> list[TrackPoint]:
     labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
+    if not records:
+        return []
+    newest = _measured_by(records[max(records)])
     return [
-        TrackPoint(version=version, opponents=record.opponents, score=record.score.estimate)
+        TrackPoint(
+            version=version,
+            opponents=record.opponents,
+            score=record.score.estimate,
+            comparable=_measured_by(record) == newest,
+        )
         for version, record in sorted(records.items())
     ]
+
+
+def _measured_by(record: ScoreRecord) -> tuple[str, EvaluationSettings, dict[str, str]]:
+    return record.opponents, record.settings.question, record.code

@@ -204,8 +204,9 @@ def scores(records: Sequence[tuple[str, ScoreRecord]]) -> str | None:
     return dots(rows, "centres gained", f"Scores on held-out positions: {summary}.", "{:+.2f}", 0.0)
 
 
-def ladder(points: Sequence[TrackPoint]) -> str | None:
-    """Strength by policy version; None for fewer than three versions."""
+def ladder(track: Sequence[TrackPoint]) -> str | None:
+    """Strength by policy version; None for fewer than three versions that can be compared."""
+    points = [point for point in track if point.comparable]
     if len(points) < 3:
         return None
     panel = Panel(label="centres gained")

@@ -120,7 +120,14 @@ def lag(facts: RecordedRun) -> str:
     return f"{own / rows:.0%} of the rows were trained by the version that sampled them; the staleness budget is {budget}."
 
 
-def ladder(points: Sequence[TrackPoint]) -> str:
+def ladder(track: Sequence[TrackPoint]) -> str:
+    points = [point for point in track if point.comparable]
+    others = len(track) - len(points)
+    left_out = f" {format_count(others, 'version')} measured by another program or with other settings left out." if others else ""
+    return f"{_first_and_last(points)}{left_out}".strip()
+
+
+def _first_and_last(points: Sequence[TrackPoint]) -> str:
     if len(points) < 2:
         return ""
     first, last = points[0], points[-1]

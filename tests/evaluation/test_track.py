@@ -1,23 +1,26 @@
 """Strength over versions is read from score files; which versions are measured; incomparable versions are refused."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from entente.evaluation.score_files import ScoreRecord, read_track, track_label, write_score
 from entente.evaluation.settings import EvaluationSettings
 from entente.evaluation.strength import POLICY, Score
+from entente.reports import plots, sentences
 from entente.telemetry.errors import InputError
 from flows.open_players import check_same_base
 from flows.score_policy import due
 from storage.runs import RunPaths
 
 
-def kept(paths: RunPaths, label: str, version: int, mean: float) -> None:
+def kept(paths: RunPaths, label: str, version: int, mean: float, **changed: Any) -> None:
     score = Score(mean=mean, low=mean - 0.1, high=mean + 0.1, forks=4, positions=2, source_games=2, orders_rejected=0)
     settings = EvaluationSettings()
     record = ScoreRecord(label=label, player=POLICY, opponents="random", policy_version=version, settings=settings, score=score)
-    write_score(paths, record)
+    write_score(paths, replace(record, **changed))
 
 
 def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
@@ -28,6 +31,21 @@ def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):
     kept(paths, "base", 0, 0.2)
     track = read_track(paths)
     assert [(point.version, point.score.mean) for point in track] == [(0, 0.2), (5, 0.4), (10, 0.7), (20, 1.1)]
+
+
+def test_only_versions_measured_as_the_newest_was_are_drawn_in_one_curve(tmp_path: Path):
+    paths, code = RunPaths(tmp_path), {"entente/game": "2"}
+    kept(paths, "base", 0, 0.1, code=code)
+    kept(paths, track_label(5), 5, 0.3, code={"entente/game": "1"})
+    kept(paths, track_label(10), 10, 0.4, code=code, settings=EvaluationSettings(horizon_years=3))
+    kept(paths, track_label(15), 15, 0.5, code=code, opponents="mover")
+    kept(paths, track_label(20), 20, 0.6, code=code, settings=EvaluationSettings(every=5))  # of no effect on a score
+    kept(paths, "trained", 25, 0.7, code=code)
+    track = read_track(paths)
+    assert [point.version for point in track if point.comparable] == [0, 20, 25]
+    drawn = plots.ladder(track)
+    assert drawn is not None and "version 20 +0.60" in drawn and "version 10" not in drawn
+    assert sentences.ladder(track).endswith("3 versions measured by another program or with other settings left out.")
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
