@@ -122,9 +122,10 @@ def lag(facts: RecordedRun) -> str:
 
 def ladder(track: Sequence[TrackPoint]) -> str:
     points = [point for point in track if point.comparable]
-    others = len(track) - len(points)
-    left_out = f" {format_count(others, 'version')} measured by another program or with other settings left out." if others else ""
-    return f"{_first_and_last(points)}{left_out}".strip()
+    said = [_first_and_last(points)]
+    if others := ", ".join(f"v{point.version}" for point in track if not point.comparable):
+        said.append(f"Left out, because another program or other settings measured them: {others}.")
+    return " ".join(filter(None, said))
 
 
 def _first_and_last(points: Sequence[TrackPoint]) -> str:
