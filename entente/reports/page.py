@@ -128,6 +128,7 @@ def _learned(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
         "counted": "" if facts.rows is None or facts.rows.left == 0 else f" {facts.rows.left:,} shards are still to be read.",
         "ladder": plots.ladder(facts.track),
         "ladder_says": sentences.ladder(facts.track),
+        "not_drawn": sentences.not_drawn(facts.track),
         "league": plots.league(facts.league),
         "matches": [(plots.match(record), sentences.describe_match(record)) for record in facts.matches[-PLOTTED_MATCHES:]],
     }

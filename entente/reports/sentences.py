@@ -122,13 +122,6 @@ def lag(facts: RecordedRun) -> str:
 
 def ladder(track: Sequence[TrackPoint]) -> str:
     points = [point for point in track if point.comparable]
-    said = [_first_and_last(points)]
-    if others := ", ".join(f"v{point.version}" for point in track if not point.comparable):
-        said.append(f"Left out, because another program or other settings measured them: {others}.")
-    return " ".join(filter(None, said))
-
-
-def _first_and_last(points: Sequence[TrackPoint]) -> str:
     if len(points) < 2:
         return ""
     first, last = points[0], points[-1]
@@ -137,6 +130,11 @@ def _first_and_last(points: Sequence[TrackPoint]) -> str:
         return f"There are no intervals: {describe_shortage(min(first.score.clusters, last.score.clusters), 'source games')}."
     between = "lie apart" if newest[0] > oldest[1] or newest[1] < oldest[0] else "overlap"
     return f"Intervals of version {first.version} and version {last.version} {between}."
+
+
+def not_drawn(track: Sequence[TrackPoint]) -> str:
+    versions = ", ".join(f"v{point.version}" for point in track if not point.comparable)
+    return f"Not drawn, because another program or other settings measured them: {versions}." if versions else ""
 
 
 # -- a match ----------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_only_versions_measured_as_the_newest_was_are_drawn_in_one_curve(tmp_pat
     assert [point.version for point in track if point.comparable] == [0, 20, 25]
     drawn = plots.ladder(track)
     assert drawn is not None and "version 20 +0.60" in drawn and "version 10" not in drawn
-    assert sentences.ladder(track).endswith("measured them: v5, v10, v15.")
+    assert sentences.not_drawn(track).endswith("measured them: v5, v10, v15.")
 
 
 def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():

@@ -144,6 +144,14 @@ def test_a_damaged_shard_is_counted_and_named_with_its_reason(run_folder: RunPat
     assert read_facts(run_folder).rows.decisions == rows - lost
 
 
+def test_versions_that_another_program_scored_are_named_even_if_no_curve_is_left(run_folder: RunPaths, page_of: MakePage):
+    base = read_score(run_folder, "base")
+    assert base is not None
+    for version in (3, 4):
+        write_score(run_folder, replace(base, label=track_label(version), policy_version=version, code={"another": str(version)}))
+    assert "Not drawn, because another program or other settings measured them: v0, v2, v3." in page_of(run_folder).text
+
+
 def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
     assert "another version of Entente" not in page_of(run_folder).text
     settings = json.loads(run_folder.settings.read_text())
