@@ -185,6 +185,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         await start_engine(host, engine, settings.inference)
         resume_point = await asyncio.to_thread(trainer.ready)
         _check_resume_point(settings, resume_point)
+        paths.summary.unlink(missing_ok=True)  # of fewer steps or other scores; a kill must not leave it beside these settings
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         write_json(paths.environment, environment())
         write_json(paths.base, base)

@@ -112,6 +112,26 @@ def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(settings
     assert stored.read_text() == before
 
 
+def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_former_scores(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+):
+    async def nothing() -> None:
+        pass
+
+    trainer = SimpleNamespace(ready=lambda: SimpleNamespace(step_done=settings.steps, set_aside=()), close=lambda: None)
+    monkeypatch.setattr(open_run, "TrainerProcess", lambda *_, **__: trainer)
+    monkeypatch.setattr(open_run, "make_engine", lambda *_, **__: SimpleNamespace(start=nothing, close=nothing))
+    monkeypatch.setattr(open_run, "write_json", lambda path, _: 1 / 0)  # the first write after the settings
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+    settings.paths.summary.write_text(f'{{"steps": {settings.steps}, "trained_score": 0.5}}')
+    assert open_run.finished_summary(settings) is not None
+    longer = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"horizon_years": 3})})
+    assert open_run.finished_summary(longer) is None
+    with pytest.raises(ZeroDivisionError):
+        opened(longer, resume=True)
+    assert open_run.finished_summary(longer) is None
+
+
 def card(place: int) -> Card:
     return Card(
         uuid=f"GPU-{place}", index=place, name="H100", total=80 << 30, free=80 << 30, driver="580", mig=False,
