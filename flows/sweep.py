@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from entente.evaluation.intervals import clusters_to_show, estimate, format_interval
 from entente.evaluation.settings import SCORE_SEED
-from entente.settings.layers import layered_settings, leaves, merge_layers, one_sentence, read_settings_file
+from entente.settings.layers import layered_settings, leaves, merge_layers, one_sentence, read_settings_file, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings, setting_names, similar_names
@@ -121,11 +121,13 @@ def base_question(run: RunSettings) -> str:
 
 
 def score_of(run: RunSettings) -> float | None:
-    """Gain of the trained policy in centres a year; None until the run is done."""
+    """Centres that the trained policy gains over `evaluation.horizon_years`; None until the run is done and scored as its
+    settings ask."""
     if not run.paths.summary.exists():
         return None
     summary = read_object(run.paths.summary)
-    return float(summary["trained_score"]) if summary["steps"] == run.steps else None
+    asked = summary["steps"], settings_of(run.paths).evaluation.question
+    return float(summary["trained_score"]) if asked == (run.steps, run.evaluation.question) else None
 
 
 def sweep_results(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:

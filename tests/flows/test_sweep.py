@@ -18,8 +18,9 @@ def points_of(folder: Path, text: str) -> list[SweepPoint]:
 
 
 def done(run: RunSettings, score: float) -> None:
-    """The run's summary, as training writes it."""
+    """The run's settings and summary, as training writes them."""
     run.paths.root.mkdir(parents=True, exist_ok=True)
+    run.paths.settings.write_text(run.model_dump_json())
     run.paths.summary.write_text(json.dumps({"steps": run.steps, "trained_score": score}))
 
 
@@ -68,3 +69,15 @@ def test_a_setting_is_compared_seed_by_seed_and_few_seeds_make_no_interval(tmp_p
         low, high = second["over_first"]["interval"]
         assert 0.4 < low < 0.55 < high < 0.7, "the luck of the seeds is gone from the difference"
         assert second["seeds_to_show"] == 6
+
+
+def test_a_run_that_was_scored_otherwise_is_not_done_and_never_mixed_with_others(tmp_path: Path):
+    before = points_of(tmp_path, f"seeds = [0, 7]\n{RATES}")[0]
+    done(before.runs[0], 0.5)
+    text = f"seeds = [0, 7]\nconfig = ['{tmp_path}/longer.toml']\n{RATES}"
+    (tmp_path / "longer.toml").write_text("[evaluation]\nhorizon_years = 2\nevery = 5")
+    point = points_of(tmp_path, text)[0]
+    done(point.runs[1], 2.0)
+    assert before.scores == {0: 0.5} and point.scores == {7: 2.0}
+    seldom = point.runs[1].evaluation.model_copy(update={"every": 0})
+    assert score_of(point.runs[1].model_copy(update={"evaluation": seldom})) == 2.0, "scored alike, however often"
