@@ -83,17 +83,18 @@ def read_track(paths: RunPaths) -> list[TrackPoint]:
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
     if not records:
         return []
-    newest = _measured_by(records[max(records)])
+    newest = measured_by(records[max(records)])
     return [
         TrackPoint(
             version=version,
             opponents=record.opponents,
             score=record.score.estimate,
-            comparable=_measured_by(record) == newest,
+            comparable=measured_by(record) == newest,
         )
         for version, record in sorted(records.items())
     ]
 
 
-def _measured_by(record: ScoreRecord) -> tuple[str, EvaluationSettings, dict[str, str]]:
+def measured_by(record: ScoreRecord) -> tuple[str, EvaluationSettings, dict[str, str]]:
+    """Opponents, settings and program: only scores that are equal in these can be compared."""
     return record.opponents, record.settings.question, record.code

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from entente.evaluation.score_files import ScoreRecord
+from entente.evaluation.score_files import ScoreRecord, measured_by
 from entente.game.board import Board
 from entente.game.render import draw_board, frame_around, order_locations
 from entente.reports import newest, plots, sentences
@@ -251,6 +251,7 @@ def data_url(picture: str) -> str:
 
 def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRecord]]:
     kinds = {record.opponents for record in records.values()}
+    newest = records.get("trained") or records.get("base")
     places = {"random": 0, "base": 2, "trained": 3}  # other scripted players come between
 
     def name(label: str, record: ScoreRecord) -> str:
@@ -259,7 +260,9 @@ def named_scores(records: Mapping[str, ScoreRecord]) -> list[tuple[str, ScoreRec
             who = f"trained, version {record.policy_version}" if record.policy_version else "base"
         elif who == "teacher":
             who = f"imitated teacher ({record.player})"
-        return f"{who} vs {record.opponents}" if len(kinds) > 1 else who
+        who = f"{who} vs {record.opponents}" if len(kinds) > 1 else who
+        alike = newest is None or measured_by(record)[1:] == measured_by(newest)[1:]  # the opponents are named
+        return who if alike else f"{who}, measured otherwise"
 
     def place(label: str, record: ScoreRecord) -> tuple[bool, str, int]:
         return "_vs_" in label, record.opponents, places.get(label.split("_vs_")[0], 1)

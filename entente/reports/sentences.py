@@ -7,7 +7,7 @@ from typing import Any
 from entente.evaluation.intervals import clusters_to_show, describe_shortage, format_count, format_interval
 from entente.evaluation.match_files import MatchRecord
 from entente.evaluation.match_table import cluster_noun, conclusions
-from entente.evaluation.score_files import ScoreRecord, TrackPoint
+from entente.evaluation.score_files import ScoreRecord, TrackPoint, measured_by
 from entente.evaluation.what_if import OrderSets, WhatIf
 from entente.reports.compared import Compared, Paired
 from entente.reports.read_run import RecordedRun
@@ -41,31 +41,37 @@ def state(facts: RunFacts) -> tuple[str, str]:
 
 def verdict(scores: Mapping[str, ScoreRecord]) -> str:
     base, trained = scores.get("base"), scores.get("trained")
-    words = {"random": "a random player gains", "teacher": "the imitated teacher"}
-    scripted = [label for label, record in scores.items() if label == "teacher" or label == record.player]
-    others = " and ".join(
-        f"{words.get(label, f'the scripted player {label}')} {_gain(scores[label])}"
-        for label in sorted(scripted, key=lambda label: label != "random")
-    )
     if base is None and trained is None:
         return "Nothing has been scored yet."
     known = trained or base
     assert known is not None
+    words = {"random": "a random player gains", "teacher": "the imitated teacher"}
+    scripted = [
+        label
+        for label, record in scores.items()
+        if (label == "teacher" or label == record.player) and measured_by(record) == measured_by(known)
+    ]
+    others = " and ".join(
+        f"{words.get(label, f'the scripted player {label}')} {_gain(scores[label])}"
+        for label in sorted(scripted, key=lambda label: label != "random")
+    )
     years = known.settings.horizon_years
     unit = f"supply centres in {'a game year' if years == 1 else f'{years} game years'}"
     held_out = (
         f"{format_count(known.score.positions, 'held-out positions')} of {format_count(known.score.source_games, 'source games')}"
     )
     where = f"from {held_out} against {known.opponents} opponents"
+    comparison = f" For comparison, {others}." if others else ""
     if base is None or trained is None:
         who = "The trained policy" if base is None else "The base"
         rest = "the base was not scored" if base is None else "the trained policy has not been scored"
-        sentence = f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}"
-        return sentence + (f" For comparison, {others}." if others else "")
+        return f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}{comparison}"
+    if measured_by(base) != measured_by(trained):
+        rest = "the base has since been scored by another program or with other settings, so the two are not compared"
+        return f"The trained policy gains {_with_interval(trained)} {unit} {where}; {rest}.{_missing(trained)}{comparison}"
     return (
         f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
-        + (f" For comparison, {others}." if others else "")
-        + f" {_difference(base, trained)}"
+        f"{comparison} {_difference(base, trained)}"
     )
 
 

@@ -1,5 +1,8 @@
 """Claims about what the report says in words."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from entente.evaluation.score_files import ScoreRecord
@@ -31,6 +34,25 @@ def test_the_verdict_claims_no_more_than_the_intervals_bear(trained: tuple[float
         and "in 2 game years" in words
         and "8 held-out positions of 7 source games" in words
     )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"settings": EvaluationSettings(positions=4, horizon_years=1)}, {"code": {"entente.game": "another release"}}],
+    ids=["other settings", "another program"],
+)
+def test_the_verdict_compares_no_scores_that_were_measured_differently(changed: dict[str, Any]):
+    """A resumed run scores the base at once, and the trained policy after its last step."""
+    scores = {
+        "base": replace(record(0.2, 0.1, 0.3), **changed),
+        "trained": record(1.0, 0.9, 1.2, version=4),
+        "random": replace(record(0.4, 0.3, 0.5, player="random"), **changed),
+    }
+    words = verdict(scores)
+    assert "gains +1.00 [+0.90, +1.20] supply centres in 2 game years" in words and "so the two are not compared" in words
+    assert "0.20" not in words and "0.40" not in words and "helped" not in words
+    named = [name for name, _ in named_scores(scores)]
+    assert named == ["random, measured otherwise", "base, measured otherwise", "trained, version 4"]
 
 
 def test_a_verdict_over_few_source_games_has_no_interval_and_says_what_one_takes():
