@@ -36,6 +36,7 @@ LOCAL_PRODUCER = "local"
 SHARD_NAME = re.compile(r"(\d{6,})\.arrow")
 NO_ROWS = -1
 """Policy version of a shard without rows."""
+_FAILED = "failed_without_rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,8 @@ class Shard:
     orders_rejected: int
     already: bool
     """True if an earlier attempt published it."""
+    failed_without_rows: tuple[str, ...] = ()
+    """Reasons of the forks that failed before their first row."""
 
 
 def shard_names(paths: RunPaths) -> list[str]:
@@ -86,6 +89,7 @@ def publish_shard(
     provenance: Mapping[str, str],
     *,
     next_start_group: int | None = None,
+    failed_without_rows: Sequence[str] = (),
 ) -> Shard:
     """Publish all rows of some start groups, phases first; returns an existing shard instead.
 
@@ -119,6 +123,7 @@ def publish_shard(
         "newest_version": str(versions.max()),
         "decisions": str(table.num_rows),
         "orders_rejected": str(table["orders_rejected"].to_numpy().sum()),
+        **({_FAILED: json.dumps(failed_without_rows)} if failed_without_rows else {}),
     }
     write_arrow(phases_table, phases_path, {**provenance, "start_groups": metadata["start_groups"]}, phases_crc)
     if write_arrow(table, final, metadata):
@@ -203,5 +208,6 @@ def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bo
         first_start_group=int(path.stem),
         start_groups=tuple(json.loads(metadata["start_groups"])),
         already=already,
+        failed_without_rows=tuple(json.loads(metadata.get(_FAILED, "[]"))),
         **{name: int(metadata[name]) for name in numbers},
     )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from storage.ledger import last_step, read_ledger
 from storage.rewards import check_reward_weights, returns_of
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.shards import open_phases, open_shard, shard_names
+from storage.shards import describe_shard, open_phases, open_shard, shard_names
 
 _T = TypeVar("_T")
 
@@ -152,7 +153,7 @@ class RowCounter:
             try:
                 decisions = open_shard(path)
                 open_phases(path, decisions)
-                self._add(name, decisions)
+                self._add(name, path, decisions)
             except DataError as error:
                 if path.exists():  # else it was removed meanwhile
                     self._refused.append((name, str(error)))
@@ -164,13 +165,11 @@ class RowCounter:
             left=len(new[most:]) if most is not None else 0,
         )
 
-    def _add(self, name: str, decisions: pa.Table) -> None:
+    def _add(self, name: str, path: Path, decisions: pa.Table) -> None:
         producer = name.partition("/")[0]
         for group in decisions["start_group"].unique().to_pylist():
             if self._groups.setdefault((producer, group), name) != name:
-                raise DataError(
-                    f"{self._paths.shards / name} repeats start group {group} of another shard; remove one of the two."
-                )
+                raise DataError(f"{path} repeats start group {group} of another shard; remove one of the two.")
         returns = returns_of(decisions, self._how.reward_weights, self._how.discount)
         statuses, versions = decisions["status"].to_pylist(), decisions["policy_version"].to_pylist()
         for value, status, version in zip(returns.tolist(), statuses, versions, strict=True):
@@ -179,5 +178,5 @@ class RowCounter:
                 self._returns[version] = total + value, rows + 1
         forks = zip(*(decisions[column].to_pylist() for column in ("start_group", "fork", "reason")), statuses, strict=True)
         failed = {(group, fork, reason) for group, fork, reason, status in forks if status != "complete"}
-        self._failures.update(reason for _, _, reason in failed)
+        self._failures.update([*(reason for _, _, reason in failed), *describe_shard(path, decisions).failed_without_rows])
         self._decisions += decisions.num_rows

@@ -23,16 +23,17 @@ def rollout_figures(covered: Coverage, count: int, thinking: Thinking | None = N
     ]  # fmt: skip
     tables = [open_shard(shard.path).select(columns).replace_schema_metadata(None) for shard in covered.published]
     rows = pa.concat_tables(tables).combine_chunks() if tables else None
-    counted = {"start_groups": float(count), "set_aside": float(len(covered.set_aside))}
+    failed = float(sum(len(shard.failed_without_rows) for shard in covered.published))
+    counted = {"start_groups": float(count), "set_aside": float(len(covered.set_aside)), "failed": failed}
     if rows is None or not rows.num_rows:
-        return counted | dict.fromkeys(("decisions", "failed", "orders_rejected"), 0.0)
+        return counted | {"decisions": 0.0, "orders_rejected": 0.0}
     forks = rows.select(["start_group", "fork", "status"]).to_pylist()
     single = {name: rows[name].to_numpy() for name in rows.schema.names if name.endswith(("_ms", "_len", "tokens", "rejected"))}
     return (
         counted
         | {
             "decisions": float(rows.num_rows),
-            "failed": float(len({(each["start_group"], each["fork"]) for each in forks if each["status"] != "complete"})),
+            "failed": failed + len({(each["start_group"], each["fork"]) for each in forks if each["status"] != "complete"}),
             "orders_rejected": float(single["orders_rejected"].sum()),
             "prompt_tokens": float(single["prompt_len"].sum()),
             "cached_tokens": float(single["cached_tokens"].sum()),

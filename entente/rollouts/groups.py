@@ -126,8 +126,17 @@ async def _play_groups(
     forks = await resources.host.run(_roll_out(resources, groups, settings, producer, on_group))
     while after is not None and not await asyncio.to_thread(after.exists):
         await asyncio.sleep(_POLL_S)
-    rows, end = (decisions_of(forks), phases_of(forks)), first_group + len(positions)
-    publish = partial(publish_shard, resources.paths, producer, first_group, *rows, resources.provenance, next_start_group=end)
+    publish = partial(
+        publish_shard,
+        resources.paths,
+        producer,
+        first_group,
+        decisions_of(forks),
+        phases_of(forks),
+        resources.provenance,
+        next_start_group=first_group + len(positions),
+        failed_without_rows=[fork.reason for fork in forks if fork.status != "complete" and not fork.decisions],
+    )
     await publish_when_there_is_room(publish, FULL_DISK_WAIT_S)
 
 

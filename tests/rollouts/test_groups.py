@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from entente.reports.run_facts import RowCounter
 from entente.rollouts.groups import GroupRange, _roll_out, play_groups
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.timing import Spans
 from storage.runs import RunPaths
+from tests.task_resources import resources_of
 
 
 class Keeping:
@@ -63,3 +65,17 @@ def test_the_horizon_of_start_groups_follows_from_their_step_alone(monkeypatch: 
     for step in (1, 2, 3, 4, 5, 9):
         asyncio.run(play_groups(resources, GroupRange(2 * (step - 1), 2, step)))
     assert played == [1, 1, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("phase_index", [0, 1])
+def test_a_failed_fork_is_counted_whether_or_not_it_has_rows(
+    tmp_path: Path, host, uniform_engine, tokens, positions, phase_index: int
+):
+    engine = uniform_engine(fails=lambda request: request.request_id.startswith(f"local/5/1/2/{phase_index}/"))
+    rollouts = RolloutSettings(start_groups=2, forks_per_group=4, horizon_years=1)
+    resources = resources_of(tmp_path / "run", positions, rollouts, host=host, engine=engine, tokens=tokens)
+    assert asyncio.run(play_groups(resources, GroupRange(0, 2, step=1)))["failed"] == 1
+    again = asyncio.run(play_groups(resources, GroupRange(0, 2, step=1)))
+    assert again["failed"] == 1, "a retry that plays nothing reads it from the shard"
+    ((reason, forks),) = RowCounter(resources.paths, {}).read().failures
+    assert forks == 1 and f"request local/5/1/2/{phase_index}/" in reason
