@@ -4,8 +4,9 @@
     <label>.json              the result
     <label>.answers.jsonl     answers of endpoints
 
-The label identifies players, opponents, start, years, seed and the code that plays, but not the number of games: a request for
-more games continues the match, unless the program plays differently now. An interruption loses only the games in progress.
+The label identifies players, opponents, start, years, seed, the token limit of endpoints and the code that plays, but not the
+number of games: a request for more games continues the match, unless the program plays differently now. An interruption loses
+only the games in progress.
 """
 
 import hashlib
@@ -46,6 +47,8 @@ def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
     """The label of a match; equal for equal settings, players (with their adapter hashes) and code."""
     unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
+    if any(player.is_endpoint for player in players):  # the token budget limits how much is played, and not how
+        question["answer_tokens"] = settings.endpoint.answer_tokens
     who = [
         (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.model else []))
         for player in players

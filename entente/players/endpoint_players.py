@@ -45,9 +45,10 @@ class StoredAnswer:
 _ANSWER = TypeAdapter(StoredAnswer)
 
 
-def answer_key(player: str, rng_name: str, messages: Sequence[Any]) -> str:
-    """Hash of endpoint, seed name and messages: equal questions of one game, or of a start group's forks, share one answer."""
-    return hashlib.sha256(json.dumps([player, rng_name, messages]).encode()).hexdigest()[:32]
+def answer_key(player: str, rng_name: str, messages: Sequence[Any], answer_tokens: int) -> str:
+    """Hash of endpoint, seed name, messages and token limit: equal questions of one game, or of a start group's forks, share one
+    answer. Under a higher limit an answer that was cut off is asked for again."""
+    return hashlib.sha256(json.dumps([player, rng_name, messages, answer_tokens]).encode()).hexdigest()[:32]
 
 
 class AnswerFile:
@@ -123,7 +124,7 @@ class EndpointPlayers:
     async def answer(self, name: str, request: DecisionRequest) -> StoredAnswer:
         """The stored answer, or else the endpoint's, which it stores. Equal questions in flight share one request."""
         asked = messages(request.board, request.legal)
-        key = answer_key(name, request.shared or request.rng_name, asked)
+        key = answer_key(name, request.shared or request.rng_name, asked, self._settings.answer_tokens)
         if (stored := self._file.get(key)) is not None:
             return stored
         if key not in self._asked:

@@ -30,6 +30,7 @@ from flows import given_parameters
 from tests.players.endpoint_server import EndpointServer, chats, completion, hangs_up, last_orders, plays, slow
 
 QUICK = EndpointSettings()
+ROOMY = QUICK.model_copy(update={"answer_tokens": 2 * QUICK.answer_tokens})
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def match_of(player: str) -> MatchSettings:
 
 def played(player: str, folder: Path, settings: EndpointSettings = QUICK, games: int = 7) -> list[GameResult]:
     """The games of a match, as the flow plays them, with their files."""
-    match = match_of(player)
+    match = match_of(player).model_copy(update={"endpoint": settings})
     label = match_label(match, resolve_contestants((player, "random"), "", folder))
 
     async def play() -> list[GameResult]:
@@ -112,6 +113,33 @@ def test_an_unfinished_thought_is_no_answer(tmp_path):
         first = played(server.player, tmp_path, games=1)
         found = first[0].answers[server.player]
     assert found.unparsable == found.answers > 0 and found.missing == found.orders
+
+
+def needs_room(handler, body):
+    if body["max_tokens"] > QUICK.answer_tokens:
+        plays(handler, body)
+    else:
+        handler.answer(completion("Let me think.", "length"))
+
+
+def test_a_higher_token_limit_is_another_match_and_asks_again(tmp_path):
+    with EndpointServer(needs_room) as server:
+        low, high = played(server.player, tmp_path, games=1), played(server.player, tmp_path, ROOMY, games=1)
+    assert low[0].answers[server.player].missing > 0 == high[0].answers[server.player].missing
+    assert len([file for file in tmp_path.glob("*.jsonl") if not file.name.endswith(".answers.jsonl")]) == 2
+
+
+def test_a_run_that_goes_on_with_a_higher_token_limit_asks_again(tmp_path):
+    request = decision(Board.start(), "p/1/0/0", "p/1/0")
+
+    async def ask(settings: EndpointSettings) -> tuple[bool, int]:
+        players = EndpointPlayers([server.player], tmp_path / "answers.jsonl", settings)
+        answer = await players.answer(server.player, request)
+        await players.close()
+        return answer.cut_off, len(server.requests)
+
+    with EndpointServer(needs_room) as server:
+        assert [asyncio.run(ask(each)) for each in (QUICK, QUICK, ROOMY, ROOMY)] == [(True, 1), (True, 1), (False, 2), (False, 2)]
 
 
 def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path, monkeypatch):
