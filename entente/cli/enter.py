@@ -104,9 +104,7 @@ def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Pat
 
 
 def _play_web(url: str, game: str, player: str, run: str, how: "PlaySettings", seed: int, runs_root: Path) -> None:
-    import aiohttp
-
-    from entente.game.webdiplomacy import WebDiplomacy
+    from entente.game.webdiplomacy import WebDiplomacy, web_session
     from entente.live_games.seats import SeatedPlayers
     from entente.live_games.web_seats import WebSeats
 
@@ -117,7 +115,7 @@ def _play_web(url: str, game: str, player: str, run: str, how: "PlaySettings", s
     _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
 
     async def play(opened: "OpenPlayers") -> None:
-        async with aiohttp.ClientSession() as session:
+        async with web_session() as session:
             players = SeatedPlayers([who.name], opened, how.temperature)
             await WebSeats(WebDiplomacy(session, url, key), players, who.name, seed, {int(each) for each in ids}, _say).play()
 

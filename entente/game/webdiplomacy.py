@@ -18,9 +18,11 @@ from entente.game.recorded import last_recorded_orders
 from entente.telemetry.errors import EntenteError, InputError
 
 _ANSWER_S = 30.0
+_LARGEST = 16 << 20
+"""Bytes of the largest answer: the status of a long game has a few million."""
 _STANDARD = 1
 """The site's number of the standard map."""
-_UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError)
+_UNREADABLE = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError)
 
 
 class WebDiplomacyError(EntenteError):
@@ -46,9 +48,14 @@ class WebPosition:
     """The package's game, which finds the paths of convoys."""
 
 
+def web_session() -> aiohttp.ClientSession:
+    """A session for `WebDiplomacy`. It decompresses nothing, because a small compressed answer may be a huge one."""
+    return aiohttp.ClientSession(auto_decompress=False, headers={"accept-encoding": "identity"})
+
+
 class WebDiplomacy:
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str) -> None:
-        """`url`: of the site's api.php."""
+        """`session`: a `web_session`; `url`: of the site's api.php."""
         self.url = url
         self._session, self._headers = session, {"Authorization": f"Bearer {key}"}
 
@@ -100,7 +107,7 @@ class WebDiplomacy:
             async with self._session.request(
                 method, self.url, params=parameters, json=body, headers=self._headers, timeout=limit
             ) as response:
-                text = await response.text(errors="replace")
+                text = (await self._bounded(response, route)).decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise WebDiplomacyError(f"{self.url} cannot be reached ({str(error) or type(error).__name__})") from error
         said = " ".join(text.split())[:200]
@@ -110,8 +117,16 @@ class WebDiplomacy:
             raise WebDiplomacyError(f"{self.url} answers {route} with nothing: is the key right?")
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WebDiplomacyError(f"{self.url} answers {route} with no JSON: {said}") from error
+
+    async def _bounded(self, response: aiohttp.ClientResponse, route: str) -> bytes:
+        body = bytearray()
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > _LARGEST:
+                raise WebDiplomacyError(f"{self.url} answers {route} with more than {_LARGEST:,} bytes")
+        return bytes(body)
 
     def _unreadable(self, what: str, error: Exception) -> WebDiplomacyError:
         return WebDiplomacyError(f"{self.url}: {what} cannot be read: {type(error).__name__} {error}")

@@ -2,6 +2,7 @@
 are left out, but for the last movements."""
 
 import asyncio
+import gzip
 import json
 import re
 from collections.abc import AsyncIterator, Callable
@@ -9,12 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from diplomacy.integration.webdiplomacy_net.orders import Order
 
-from entente.game.webdiplomacy import WebDiplomacy, WebDiplomacyError, WebPosition, WebSeat
+from entente.game import webdiplomacy as module
+from entente.game.webdiplomacy import WebDiplomacy, WebDiplomacyError, WebPosition, WebSeat, web_session
 from entente.live_games.game import Choice
 from entente.live_games.web_seats import WebSeats
 from entente.telemetry.errors import InputError
@@ -31,12 +32,16 @@ class Site:
         self.decision, self.given = decision, list[dict[str, Any]]()
         self.missing = [{"gameID": decision["body"]["gameID"], "countryID": decision["body"]["countryID"]}]
         self.text: str | None = None
+        self.packed: bytes | None = None
+        """Body of a compressed answer."""
         self.status = 200
         self.takes = len(decision["answer"])
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {KEY}"
         route = request.query["route"]
+        if self.packed is not None:
+            return web.Response(body=self.packed, headers={"content-encoding": "gzip"})
         if self.text is not None or self.status != 200:
             return web.Response(status=self.status, text=self.text or "")
         if route == "players/missing_orders":
@@ -60,7 +65,7 @@ async def served(site: Site) -> AsyncIterator[WebDiplomacy]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with aiohttp.ClientSession() as session:
+        async with web_session() as session:
             yield WebDiplomacy(session, f"http://127.0.0.1:{runner.addresses[0][1]}/api.php", KEY)
     finally:
         await runner.cleanup()
@@ -108,10 +113,12 @@ def test_a_position_is_read_and_orders_are_sent_as_the_server_took_them(name: st
         ),
         ({"text": ""}, WebDiplomacyError, "answers game/status with nothing: is the key right"),
         ({"text": "<html>"}, WebDiplomacyError, "answers game/status with no JSON: <html>"),
+        ({"text": "[" * 200_000}, WebDiplomacyError, "answers game/status with no JSON: "),
+        ({"text": '{"variantID": 1e999}'}, WebDiplomacyError, "the status of game .* cannot be read"),
         ({"text": '{"variantID": 1}'}, WebDiplomacyError, "the status of game .* cannot be read"),
         ({"text": '{"variantID": 15}'}, InputError, "is on map 15, and only the standard map is played here"),
     ],
-    ids=["refused", "empty", "page", "other form", "other map"],
+    ids=["refused", "empty", "page", "deep", "endless number", "other form", "other map"],
 )
 def test_what_the_site_does_not_answer_well_is_a_sentence(change: dict[str, Any], kind: type[Exception], sentence: str):
     site = Site(DECISIONS["opening"])
@@ -121,6 +128,24 @@ def test_what_the_site_does_not_answer_well_is_a_sentence(change: dict[str, Any]
         async with served(site) as here:
             with pytest.raises(kind, match=sentence):
                 await here.position(site.seat)
+
+    asyncio.run(visit())
+
+
+def test_an_answer_of_any_size_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_LARGEST", 1000)
+    site = Site(DECISIONS["opening"])
+
+    async def visit() -> None:
+        async with served(site) as here:
+            site.text = "[" + " " * 998 + "]"
+            assert await here.missing_orders() == []
+            site.text = "[" + " " * 999 + "]"
+            with pytest.raises(WebDiplomacyError, match="answers players/missing_orders with more than 1,000 bytes"):
+                await here.missing_orders()
+            site.packed = gzip.compress(site.text.encode())
+            with pytest.raises(WebDiplomacyError, match="answers players/missing_orders with no JSON"):
+                await here.missing_orders()
 
     asyncio.run(visit())
 
