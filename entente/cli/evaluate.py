@@ -14,6 +14,7 @@ from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
+_NEWEST = -1
 _MATCH = Group("Matches", help="Full games between several players; any of these options starts a match.")
 _SEARCH = Group("Search", help="With --strategy search, or for players such as v20+search and dumbbot+search.")
 _ENDPOINT = Group("Endpoints", help="For players such as openai:model@http://host:port/v1.")
@@ -22,7 +23,7 @@ _ENDPOINT = Group("Endpoints", help="For players such as openai:model@http://hos
 def evaluate(
     *,
     run: Run = LATEST,
-    version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = -1,
+    version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = _NEWEST,
     runs_root: RunsRoot = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Number of held-out positions; default: the run's setting.")] = None,
     opponents: Annotated[
@@ -106,6 +107,13 @@ def evaluate(
     asked = {"games": games, "measure": measure, "start": start, "years": years, "concurrency": concurrency, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, strategy, search)
+    if match is not None and (version != _NEWEST or positions is not None):
+        from entente.telemetry.errors import InputError
+
+        raise InputError(
+            "--version and --positions belong to the score on held-out positions, and this is a match: leave them out, and name "
+            "versions in --players, as v20"
+        )
     if search is not None and strategy != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
         from entente.telemetry.errors import InputError
 

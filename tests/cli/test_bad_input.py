@@ -74,6 +74,8 @@ REFUSED = [
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
     (["evaluate", "--players", "dumbbot", "--years", "1"], "'dumbbot' would play only against itself"),
+    (["evaluate", "--players", "dumbbot,hold", "--version", "20"], "--version and --positions belong to the score on held-out"),
+    (["evaluate", "--players", "dumbbot,hold", "--positions", "3"], "--version and --positions belong to the score on held-out"),
     (
         ["evaluate", "--run", "taken", "--players", "mover+search,random", "--search.player", "policy"],
         "no scripted player 'policy'",
