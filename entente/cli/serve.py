@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
     from flows.open_players import OpenPlayers
 
+_NEWEST = "newest"
 _DRAIN_S = 10.0
 """Seconds for requests in flight after a termination signal."""
 
@@ -29,7 +30,7 @@ def serve(
         bool, Parameter(help="Serve legal orders to clients of the OpenAI API, from --model or --run.", negative="")
     ] = False,
     run: Run = LATEST,
-    version: Annotated[str, Parameter(help="With --openai: version of the run, such as 20, base or newest.")] = "newest",
+    version: Annotated[str, Parameter(help="With --openai: version of the run, such as 20, base or newest.")] = _NEWEST,
     host: Annotated[str, Parameter(help="Address to listen on; an address other than loopback needs a key.")] = "127.0.0.1",
     port: Annotated[
         int, Parameter(help="Port to listen on; 0: any free one.", validator=validators.Number(gte=0, lte=65535))
@@ -58,6 +59,8 @@ def serve(
     from entente.live_games.http_server import bind
 
     key = os.environ.get(KEY_VARIABLE)
+    if model and (run != LATEST or version != _NEWEST):
+        raise InputError(f"--model '{model}' is what is served: leave out --run and --version, or --model")
     if openai:
         policy = _find_policy(model, run, version, runs_root, settings)
         with bind(host, port, key) as listener:

@@ -67,6 +67,8 @@ REFUSED = [
     (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
     (["model", "imitate", "strong", "--config", "steps.toml"], "there is no setting 'rollouts'"),
     (["model", "imitate", "strong", "--recorded", "missing.jsonl"], "the recorded games 'missing.jsonl' cannot be read"),
+    (["serve", "--openai", "--model", "bare", "--run", "taken"], "--model 'bare' is what is served: leave out"),
+    (["serve", "--openai", "--model", "bare", "--version", "2"], "--model 'bare' is what is served: leave out"),
     (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
     (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
     (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
