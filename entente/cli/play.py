@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
     from entente.evaluation.settings import PlaySettings
     from flows.open_players import OpenPlayers
+    from storage.played_games import SavedGame
 
 
 def play(
@@ -102,6 +103,7 @@ def _play(
     from storage.played_games import read_game
 
     stored = None if seats else read_game(file)
+    as_before = _goes_on(stored) if stored else ""
     seats, players = _resolved(seats or dict(stored.seats if stored else {}), runs_root)
 
     async def serve_game(opened: "OpenPlayers") -> None:
@@ -117,16 +119,28 @@ def _play(
         app = play_app(game, seated.names, key, address, shlex.quote(str(file)))
         url = f"http://{address}/?key={key}"
         server = make_server(app, drain_s=1, on_shutdown=lambda: game.changed.set())
-        await serve(server, listener, on_ready=lambda: _announce(url, file, browser=browser))
+        await serve(server, listener, on_ready=lambda: _announce(url, file, as_before, browser=browser))
 
     with bind("127.0.0.1", port, None) as listener:
         with_open_players(players, runs_root, how, serve_game)
 
 
-def _announce(url: str, file: Path, *, browser: bool) -> None:
-    print(f"{url}\nThe game is stored in {file}. Ctrl-C ends it here.", flush=True)
+def _announce(url: str, file: Path, as_before: str, *, browser: bool) -> None:
+    print(f"{url}\n{as_before}The game is stored in {file}. Ctrl-C ends it here.", flush=True)
     if browser:
         webbrowser.open(url)
+
+
+def _goes_on(game: "SavedGame") -> str:
+    """Who plays a continued game. Options of a new game do not change it, and the same command may be run again."""
+    from entente.live_games.game import FIRST_YEAR, HUMAN
+    from entente.telemetry.progress import shown
+
+    people = ", ".join(power.title() for power, who in game.seats.items() if who == HUMAN) or "none"
+    others = ", ".join(sorted(set(game.seats.values()) - {HUMAN})) or "none"
+    end = f"to the end of {FIRST_YEAR + game.years - 1}" if game.years else "until a power wins"
+    who = shown(f"people: {people}; other players: {others}; {end}")
+    return f"It goes on as it began ({who}); --power, --watch, --against, --years and --seed are for a new game.\n"
 
 
 def _file(game: str, runs_root: Path) -> Path:

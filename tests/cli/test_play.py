@@ -1,0 +1,34 @@
+"""`entente play` without its page: which game is opened, and what the command says about one that goes on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entente.cli.play import play
+from entente.live_games import http_server
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    async def serve(server: object, listener: object, *, on_ready: Callable[[], None]) -> None:
+        on_ready()
+
+    monkeypatch.setattr(http_server, "serve", serve)
+    monkeypatch.setattr("flows.open_players.usable_cores", lambda: 1)  # no processes, which take seconds to start
+
+    def open_game(**options: Any) -> str:
+        play(game="evening", browser=False, runs_root=tmp_path, **options)
+        return capsys.readouterr().out
+
+    return open_game
+
+
+def test_a_game_that_goes_on_says_who_plays_whatever_the_options_say(opened, tmp_path: Path):
+    assert "goes on" not in opened(power="italy,turkey", against="territorial", years=2)
+    stored = (tmp_path / "_games" / "evening.json").read_text()
+    said = opened(power="france", against="mover", years=9, seed=3)
+    assert "(people: Italy, Turkey; other players: territorial; to the end of 1902)" in said
+    assert json.loads(stored)["years"] == 2 and (tmp_path / "_games" / "evening.json").read_text() == stored
