@@ -102,9 +102,9 @@ def _play(
     from entente.live_games.server import play_app
     from storage.played_games import read_game
 
-    stored = None if seats else read_game(file)
+    stored = read_game(file) if file.exists() else None  # another command may have begun and left it before the lock was ours
     as_before = _goes_on(stored) if stored else ""
-    seats, players = _resolved(seats or dict(stored.seats if stored else {}), runs_root)
+    seats, players = _resolved(dict(stored.seats) if stored else seats, runs_root)
 
     async def serve_game(opened: "OpenPlayers") -> None:
         seated = SeatedPlayers([player.name for player in players], opened, how.temperature)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from entente.cli import play as play_module
 from entente.cli.play import play
 from entente.live_games import http_server
 
@@ -24,6 +25,21 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
         return capsys.readouterr().out
 
     return open_game
+
+
+def test_a_game_that_another_command_began_and_left_meanwhile_is_not_overwritten(opened, tmp_path: Path, monkeypatch):
+    opened(power="italy")
+    (tmp_path / "_games" / "evening.json").rename(tmp_path / "begun.json")
+
+    def resolved(*arguments: Any) -> Any:  # takes seconds: the time between the first look at the file and the lock
+        if (tmp_path / "begun.json").exists():
+            (tmp_path / "begun.json").rename(tmp_path / "_games" / "evening.json")
+        return resolve(*arguments)
+
+    resolve = play_module._resolved
+    monkeypatch.setattr(play_module, "_resolved", resolved)
+    assert "people: Italy" in opened(power="france")
+    assert json.loads((tmp_path / "_games" / "evening.json").read_text())["seats"]["ITALY"] == "human"
 
 
 def test_a_game_that_goes_on_says_who_plays_whatever_the_options_say(opened, tmp_path: Path):
