@@ -35,7 +35,9 @@ _IGNORED = {
     "verbosity",
 }
 _IGNORED |= {"prompt_cache_key", "prompt_cache_retention"}
-_ASKS_NOTHING = (None, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"])
+_ASKS_NOTHING = (None, 0, "", [], {}, {"type": "text"}, ["text"])
+_NEUTRAL = dict.fromkeys(("top_p", "repetition_penalty"), (None, 1)) | {"tool_choice": (None, "none", "auto")}
+"""Neutral values of parameters for which those above ask for something, or others do not."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
 
@@ -85,7 +87,7 @@ def read_request(body: bytes) -> ChatRequest:
         text = f"'{where}' cannot be read: {first['msg']}" if where else f"the body is no JSON object: {first['msg']}"
         raise ApiError(400, text, code="invalid_value", param=where or None) from None
     for name, value in (request.model_extra or {}).items():
-        if name in _IGNORED or value in _ASKS_NOTHING or (name, value) == ("top_p", 1):
+        if name in _IGNORED or value in _NEUTRAL.get(name, _ASKS_NOTHING):
             continue
         text = (
             f"{name[:60]!r} cannot be honoured: the answer is a complete legal order set, sampled from the policy; leave it out"

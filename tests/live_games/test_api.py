@@ -157,6 +157,9 @@ PROMPT = [{"role": "user", "content": board_text(Board.start(), "", PromptSettin
         ({"n": 1000}, 400, "n", "'n' cannot be read"),
         ({"max_completion_tokens": 5}, 400, "max_completion_tokens", "tokens of FRANCE's longest order set"),
         ({"stop": ["\n"]}, 400, "stop", "'stop' cannot be honoured"),
+        ({"stop": "none"}, 400, "stop", "'stop' cannot be honoured"),
+        ({"top_p": 0}, 400, "top_p", "'top_p' cannot be honoured"),
+        ({"tool_choice": "required"}, 400, "tool_choice", "'tool_choice' cannot be honoured"),
         ({"stream": True}, 400, "stream", "'stream' cannot be honoured"),
         ({"tools": [{"type": "function"}]}, 400, "tools", "'tools' cannot be honoured"),
         ({"extra_body": {"best": 1}}, 400, "best", "'best' cannot be honoured"),
@@ -177,7 +180,7 @@ def test_what_cannot_be_answered_is_refused_by_name(client, engine, change: dict
     "harmless",
     [
         {"top_p": 1, "stop": None, "frequency_penalty": 0.0, "response_format": {"type": "text"}, "tools": []},
-        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "tool_choice": "auto"},
     ],
     ids=str,
 )
