@@ -79,7 +79,7 @@ def evaluate(
     only the missing games.
 
     An OpenAI-compatible endpoint can play too. Its API key is read from an environment variable: ENTENTE_KEY_API_EXAMPLE_COM
-    for https://api.example.com, ENTENTE_KEY_127_0_0_1_8000 for http://127.0.0.1:8000.
+    for https://api.example.com, ENTENTE_KEY_127_0_0_1_8000 for http://127.0.0.1:8000; a hyphen becomes two underscores.
 
     Examples
 

@@ -39,8 +39,10 @@ class Endpoint:
 
     @property
     def key_variable(self) -> str:
-        """Environment variable of its key, such as ENTENTE_KEY_API_EXAMPLE_COM; a port in the address is part of it."""
-        return "ENTENTE_KEY_" + re.sub(r"[^A-Z0-9]+", "_", urlsplit(self.url).netloc.upper()).strip("_")
+        """Environment variable of its key, such as ENTENTE_KEY_API_EXAMPLE_COM; a port in the address is part of it. A hyphen is
+        two underscores, so api.example.com and api-example.com have different ones."""
+        place = urlsplit(self.url).netloc.upper().replace("-", "__")
+        return "ENTENTE_KEY_" + re.sub(r"[^A-Z0-9_]+", "_", place).strip("_")
 
     @property
     def key(self) -> str:

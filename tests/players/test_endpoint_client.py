@@ -189,3 +189,8 @@ def test_a_name_says_model_address_and_where_its_key_is():
     assert found.name == "openai:@cf/meta/llama-3:free@https://api.example.com:8443/v1"
     assert found.key_variable == "ENTENTE_KEY_API_EXAMPLE_COM_8443"
     assert read_endpoint("openai:m@http://[::1]:80").key_variable == "ENTENTE_KEY_1_80"
+
+
+def test_hosts_that_differ_in_a_hyphen_have_different_keys():
+    hosts = ("api.example.com", "api-example.com", "api.example-com", "api--example.com", "api.example.com:80")
+    assert len({read_endpoint(f"openai:m@https://{host}/v1").key_variable for host in hosts}) == len(hosts)
