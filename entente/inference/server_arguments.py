@@ -35,6 +35,8 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--model": model,
         "--host": host,
         "--port": port,
+        # By default older releases let any page in a browser on this machine call the server.
+        "--allowed-origins": "[]",
         "--dtype": settings.dtype,
         "--max-model-len": settings.max_model_length,
         "--max-num-seqs": settings.max_sequences,

@@ -27,6 +27,7 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     monkeypatch.setattr(module, "computes_on_card", lambda settings: False)
     found = options(SETTINGS)
     assert found["--model"] == "folder of a model" and found["--port"] == "4321" and found["--host"] == "127.0.0.1"
+    assert found["--allowed-origins"] == "[]", "no page in a browser is a client"
     assert found["--logits-processors"] == "entente.inference.legal_processor:LegalOrderProcessor"
     assert found["--logprobs-mode"] == "processed_logits" and found["--max-num-seqs"] == "7"
     assert found["--max-loras"] == found["--max-cpu-loras"] == "5"
