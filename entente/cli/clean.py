@@ -1,5 +1,6 @@
 """`entente runs clean`: list old files of runs, then remove them."""
 
+import shlex
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import groupby
@@ -110,7 +111,7 @@ def _known_run(runs_root: Path, name: str) -> RunPaths:
     if paths.root.is_symlink():
         there = paths.root.resolve()
         why = f"there is no run '{name}' in '{runs_root}' itself, only a link to it"
-        raise InputError(f"{why}: clean it by --runs-root {there.parent} --run {there.name}")
+        raise InputError(f"{why}: clean it by --runs-root {shlex.quote(str(there.parent))} --run {shlex.quote(there.name)}")
     return paths
 
 

@@ -1,5 +1,6 @@
 """`entente sweep`: train the runs of a sweep file in one process, and compare their settings."""
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from entente.cli.options import AsJson, DryRun, RunsRoot
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import cell, output_console, print_json, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
+from entente.reports.write_page import root_flag
 from entente.telemetry.errors import InputError, TrainingError
 from flows.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
 
@@ -58,8 +60,8 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Pa
         run_flow(lambda: train_sweep(sweep.name, runs, resume=resume))
     except BaseException as error:
         if not isinstance(error, InputError):
-            root = "" if runs_root == Path("runs") else f" --runs-root {runs_root}"
-            sys.stderr.write(f"finished steps are kept; continue with: entente sweep {file}{root} --resume\n")
+            where = f"{shlex.quote(str(file))}{root_flag(runs_root)}"
+            sys.stderr.write(f"finished steps are kept; continue with: entente sweep {where} --resume\n")
         raise
 
 

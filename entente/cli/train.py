@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from entente.cli.options import AsJson, ConfigFiles, DryRun, Preset, SettingsFlags, settings_from
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import print_json, show_plan
+from entente.reports.write_page import of_run
 from entente.settings.cache_version import with_cache_version
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
@@ -71,14 +72,9 @@ def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str,
         return chosen.paths, run_flow(lambda: train_policy(chosen, resume=resume))
     except BaseException as error:
         if chosen.paths.settings.is_file() and not isinstance(error, InputError):
-            root = "" if chosen.runs_root == Path("runs") else f" --runs-root {chosen.runs_root}"
-            sys.stderr.write(f"finished steps are kept; continue with: entente train --run {chosen.run}{root} --resume\n")
+            where = of_run(chosen.run, chosen.runs_root)
+            sys.stderr.write(f"finished steps are kept; continue with: entente train {where} --resume\n")
         raise
-
-
-def _root(summary: dict) -> str:
-    root = summary["run"].rpartition("/")[0]
-    return "" if root == "runs" else f" --runs-root {root}"
 
 
 def _scripted(summary: dict) -> list[str]:
@@ -98,6 +94,7 @@ def _lines(summary: dict) -> list[str]:
         interval = describe_interval(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
         return f"{summary[f'{name}_score']:+.2f} centres a year, {interval}"
 
+    run = Path(summary["run"])
     work = (
         f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
         f"orders rejected {summary['orders_rejected']}"
@@ -107,5 +104,5 @@ def _lines(summary: dict) -> list[str]:
         ", ".join(_scripted(summary)),
         f"base score     {score('base')}",
         f"trained score  {score('trained')}",
-        f"the run lies in {summary['run']}; see it on one page: entente report --run {Path(summary['run']).name}{_root(summary)}",
+        f"the run lies in {run}; see it on one page: entente report {of_run(run.name, run.parent)}",
     ]
