@@ -61,6 +61,12 @@ def due(settings: RunSettings, version: int) -> bool:
     return bool(every) and version % every == 0 and version < settings.steps
 
 
+def missed(resources: OpenRun, settings: RunSettings) -> bool:
+    """True if the version from which the run resumes is due and has no score, because a kill prevented it."""
+    version = resources.resume_point.step_done
+    return version > 0 and due(settings, version) and _known(resources, track_label(version)) is None
+
+
 async def score_version(resources: OpenRun, settings: RunSettings, version: int) -> dict[str, float]:
     """Score the served version during training. Returns `score/eval` metrics."""
     with resources.spans.span("score"):

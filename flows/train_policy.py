@@ -27,13 +27,14 @@ from entente.telemetry.sinks import MetricLog
 from flows.build_state_cache import show_refresh
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
-from flows.score_policy import due, run_summary, score_policy, score_scripted, score_version
+from flows.score_policy import due, missed, run_summary, score_policy, score_scripted, score_version
 from storage.json_files import write_json
 from storage.ledger import count_run
 from storage.retention import drop_old_adapters
 from tasks.alerts import AlertDesk
 from tasks.artifacts import RunPage, show_result, write_report_page
 from tasks.open_objects import OpenRun
+from tasks.rollout_queue import RolloutQueue
 from tasks.step_figures import StepClock
 from tasks.train_policy import check_agreement, forget_finished_tasks, quoted, train_step
 
@@ -79,12 +80,13 @@ async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog
     page = RunPage(settings.paths.root, settings.steps)
     desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
     async with page, desk, open_queue(settings, resources) as queue:
+        late = await _score_missed(resources, settings, queue)
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))
         for step in range(first_step, settings.steps + 1):
             # Before the first step nothing was played ahead, so this wait does not depend on measured time.
             async with resources.engine_alone() if step == 1 else nullcontext():
                 rollouts = await queue.take(step)
-            figures = await check_agreement(resources, queue, settings, step)
+            figures, late = late | await check_agreement(resources, queue, settings, step), {}
             if step == 1:
                 log.log(0, figures)
             queue.play_ahead(step)
@@ -101,6 +103,13 @@ async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog
                 await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
                 await asyncio.to_thread(resources.trainer.retire, settings.retention)
     return clock.orchestration_share
+
+
+async def _score_missed(resources: OpenRun, settings: RunSettings, queue: RolloutQueue) -> dict[str, float]:
+    if not missed(resources, settings):
+        return {}
+    await queue.catch_up(resources.resume_point.step_done)
+    return await score_version(resources, settings, resources.resume_point.step_done)
 
 
 def open_log(resources: OpenRun, settings: RunSettings) -> MetricLog:

@@ -113,6 +113,13 @@ class RolloutQueue:
             await self.all_played()
             await self._publish_held(at_once=True)
 
+    async def catch_up(self, step: int) -> None:
+        """After a resume, serve its version `step`; with depth 1 after the rollouts that the version before it plays."""
+        if self._held is not None:
+            self.play_ahead(step)
+            await self.all_played()
+            await self._publish_held(at_once=True)
+
     async def served(self) -> None:
         """Wait until the engines serve the newest version that rollouts may sample from; raises the error of its publication."""
         await self._published()

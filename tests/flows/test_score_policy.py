@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from entente.evaluation.score_files import read_track
+from entente.evaluation.score_files import ScoreRecord, read_track, track_label, write_score
 from entente.evaluation.strength import Score
 from entente.settings.layers import layered_settings
 from entente.telemetry.metrics import check
@@ -65,3 +65,24 @@ def test_a_version_between_is_scored_once_by_a_program_and_its_point_is_logged_a
     for _ in range(2):
         asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
     assert measured == ["track/v000010"] * 2  # once more, because the games may go differently
+
+
+@pytest.mark.parametrize(("step_done", "scored", "missed"), [(10, [], True), (10, [10], False), (11, [], False), (20, [], False)])
+def test_a_resumed_run_scores_the_version_that_a_kill_left_without_its_score(
+    tmp_path: Path, step_done: int, scored: list[int], missed: bool
+):
+    settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 10}})
+    paths = RunPaths(tmp_path).create()
+    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
+    for version in scored:
+        record = ScoreRecord(
+            label=track_label(version),
+            player="policy",
+            opponents="random",
+            policy_version=version,
+            settings=settings.evaluation,
+            score=score,
+        )
+        write_score(paths, record)
+    resources: Any = SimpleNamespace(paths=paths, resume_point=SimpleNamespace(step_done=step_done))
+    assert scores.missed(resources, settings) is missed

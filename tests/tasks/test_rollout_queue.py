@@ -309,3 +309,30 @@ def test_a_run_goes_on_with_the_version_that_it_would_have_played(
     assert asyncio.run(opened(fails=False)) == at_first and served == at_the_end
     served.clear()
     assert asyncio.run(opened(fails=True)) == at_first == served, "a run that fails serves nothing more"
+
+
+@pytest.mark.parametrize(("depth", "order"), [(1, ["serve 4", "play 5", "play 5", "serve 5"]), (2, ["serve 5"])])
+def test_a_version_that_is_scored_after_a_resume_waits_for_rollouts_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, depth: int, order: list[str]
+):
+    happened: list[str] = []
+
+    async def serve(policy: PolicyVersion) -> None:
+        happened.append(f"serve {policy.version}")
+
+    async def play(group_range: GroupRange) -> Figures:
+        await asyncio.sleep(0.01)
+        happened.append(f"play {group_range.step - 1}")
+        return {}
+
+    last = TrainedStep(published=step(5), metrics={})
+    paths = RunPaths(tmp_path)
+    resources: Any = SimpleNamespace(rollouts=SimpleNamespace(start_groups=2), paths=paths, resume_point=last, serve=serve)
+    monkeypatch.setattr(rollout_queue, "read_adapter", lambda paths, version: step(version))
+
+    async def score() -> None:
+        async with RolloutQueue(resources, play, depth=depth, last_step=9, groups_per_task=1, step_done=5) as rollouts:
+            await rollouts.catch_up(5)
+            assert happened == order
+
+    asyncio.run(score())
