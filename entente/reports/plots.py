@@ -229,12 +229,13 @@ def match_by_year(record: MatchRecord) -> str | None:
     players = [player for player in record.table.players if len(player.by_year) > 1]
     if not players:
         return None
+    first, what = (1901, "year") if record.settings.start == "standard" else (1, "year since the start")
     panel = Panel(label="mean centres at its end")
     for player, colour in zip(players, (BLUE, ORANGE, GREEN, PURPLE, RED, TEAL, BROWN, GREY), strict=False):
-        _estimates(panel, range(1901, 1901 + len(player.by_year)), player.by_year, colour, player.player)
+        _estimates(panel, range(first, first + len(player.by_year)), player.by_year, colour, player.player)
     panel.rule(34 / 7)
     summary = "; ".join(f"{player.player} {player.by_year[-1].mean:.2f}" for player in players)
-    return plot([panel], "year", f"Centres by year, at last {summary}.")
+    return plot([panel], what, f"Centres by {what}, at last {summary}.")
 
 
 def league(newest: LeagueStep | None) -> str | None:

@@ -66,6 +66,13 @@ def test_a_match_is_drawn_year_by_year_and_one_year_alone_is_no_line():
     assert plots.match_by_year(replace(once, table=replace(once.table, players=short))) is None
 
 
+def test_games_from_held_out_positions_of_many_years_are_not_drawn_from_1901():
+    played = match()
+    assert ">1901<" in plots.match_by_year(played) and ">1902<" in plots.match_by_year(played)
+    drawn = plots.match_by_year(replace(played, settings=played.settings.model_copy(update={"start": "held-out"})))
+    assert "1901" not in drawn and ">year since the start<" in drawn and ">2<" in drawn
+
+
 def test_long_names_in_a_legend_stay_inside_the_picture():
     panel = Panel(label="centres")
     for seat, name in enumerate(
