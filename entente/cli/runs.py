@@ -33,7 +33,7 @@ def runs(
 ) -> None:
     """List the runs: state, steps, scores of base and trained model, decisions, size, and the time of the last write.
 
-    The last line is the latest run, the default of --run. Scores are centres gained per game year.
+    The last line is the latest run, the default of --run. Scores are centres gained over evaluation.horizon_years.
 
     Examples
 

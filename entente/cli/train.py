@@ -55,7 +55,7 @@ def train(
 
         return show_plan(plan_train(chosen, resume=resume), json=json)
     _, summary = train_run(chosen, resume=resume)
-    for line in _lines(summary):
+    for line in _lines(summary, chosen.evaluation.horizon_years):
         print(line)
     if json:
         print_json(summary)
@@ -87,12 +87,14 @@ def _scripted(summary: dict) -> list[str]:
     ]
 
 
-def _lines(summary: dict) -> list[str]:
+def _lines(summary: dict, years: int) -> list[str]:
     from entente.evaluation.intervals import describe_interval
+
+    per = "a year" if years == 1 else f"in {years} years"
 
     def score(name: str) -> str:
         interval = describe_interval(summary[f"{name}_ci"], summary.get("source_games", 0), "+.2f", "source games")
-        return f"{summary[f'{name}_score']:+.2f} centres a year, {interval}"
+        return f"{summary[f'{name}_score']:+.2f} centres {per}, {interval}"
 
     run = Path(summary["run"])
     work = (

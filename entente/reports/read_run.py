@@ -209,7 +209,7 @@ class RunLine:
     planned: int = 0
     base_score: float | None = None
     trained_score: float | None = None
-    """Centres gained per game year against the first kind of opponents; None if not measured."""
+    """Centres gained over `evaluation.horizon_years` against the first kind of opponents; None if not measured."""
     newest_return: float | None = None
     """Mean return of the rows of the newest step that trained on any."""
     decisions: int = 0
