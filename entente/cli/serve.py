@@ -72,7 +72,8 @@ def serve(
     from entente.decoding.model_files import resolve_model
     from entente.inference.engine_cards import check_vllm
     from entente.inference.memory_plan import check_memory, read_shape
-    from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, command_text, server_arguments, server_environment
+    from entente.inference.page_gate import KEY_OF_SERVER
+    from entente.inference.server_arguments import MODULE, command_text, server_arguments, server_environment
 
     vllm = check_vllm()
     folder = resolve_model(model)

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 from entente.inference.engine_cards import check_vllm
-from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment, start_limit_s
+from entente.inference.page_gate import KEY_OF_SERVER
+from entente.inference.server_arguments import MODULE, server_arguments, server_environment, start_limit_s
 from entente.inference.server_process import LOOPBACK, ServerProcess
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient

@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from entente.inference.engine_cards import computes_on_card, engine_cards, engine_family
+from entente.inference.page_gate import KEY_OF_SERVER
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.telemetry.cards import VARIABLE
 from entente.telemetry.vllm_environment import VllmEnvironment, find_vllm
@@ -18,8 +19,7 @@ from entente.telemetry.vllm_environment import VllmEnvironment, find_vllm
 MODULE = "vllm.entrypoints.openai.api_server"
 """vLLM's server as a module; `vllm serve` fails in the CPU build."""
 PROCESSOR = "entente.inference.legal_processor:LegalOrderProcessor"
-KEY_OF_SERVER = "VLLM_API_KEY"
-"""Variable of the key. An argument would be visible to every user of the machine."""
+PAGE_GATE = "entente.inference.page_gate.PageGate"
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CACHE_BLOCK = 32
 """Tokens of a key-value cache block; only whole blocks are shared. The minimum of vLLM's CPU attention."""
@@ -35,8 +35,6 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--model": model,
         "--host": host,
         "--port": port,
-        # By default older releases let any page in a browser on this machine call the server.
-        "--allowed-origins": "[]",
         "--dtype": settings.dtype,
         "--max-model-len": settings.max_model_length,
         "--max-num-seqs": settings.max_sequences,
@@ -45,6 +43,7 @@ def server_arguments(model: Path, settings: InferenceSettings, *, host: str, por
         "--gpu-memory-utilization": settings.gpu_memory_utilization,
         "--tensor-parallel-size": settings.tensor_parallel,
         "--logits-processors": PROCESSOR,
+        "--middleware": PAGE_GATE,
         # The processor samples, and leaves the token's log-probability as its logit.
         "--logprobs-mode": "processed_logits",
         "--generation-config": "vllm",

@@ -36,7 +36,9 @@ _IGNORED = {
 }
 _IGNORED |= {"prompt_cache_key", "prompt_cache_retention"}
 _ASKS_NOTHING = (None, 0, "", [], {}, {"type": "text"}, ["text"])
-_NEUTRAL = dict.fromkeys(("top_p", "repetition_penalty"), (None, 1)) | {"tool_choice": (None, "none", "auto")}
+_NEUTRAL = dict.fromkeys(("top_p", "repetition_penalty"), (None, 1)) | dict.fromkeys(
+    ("tool_choice", "function_call"), (None, "none", "auto")
+)
 """Neutral values of parameters for which those above ask for something, or others do not."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 
 from entente.inference.engine_cards import check_vllm
-from entente.inference.server_arguments import KEY_OF_SERVER, MODULE, server_arguments, server_environment
+from entente.inference.page_gate import KEY_OF_SERVER
+from entente.inference.server_arguments import MODULE, server_arguments, server_environment
 from entente.inference.server_process import free_port
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from storage.runs import RunPaths
@@ -32,6 +34,17 @@ def is_ready(port: int) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
         return answer.status == 200
     return False
+
+
+def status_for(port: int, **headers: str) -> int:
+    """HTTP status of the server's answer to one who has the key."""
+    address = f"http://127.0.0.1:{port}/v1/models"
+    request = urllib.request.Request(address, headers={"Authorization": f"Bearer {KEY}", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refusal:
+        return refusal.code
 
 
 @pytest.fixture
@@ -67,6 +80,8 @@ def test_a_run_over_two_vllm_servers_loses_and_doubles_nothing_when_one_is_kille
 ):
     keyed = Entente(workplace.folder, **{"PREFECT_API_URL": prefect_server, KEY_VARIABLE: KEY})
     paths, urls = RunPaths(workplace.folder / "runs" / "by-url"), [f"http://127.0.0.1:{port}" for port in servers]
+    for port in servers:
+        assert status_for(port) == 200 and status_for(port, Origin="http://elsewhere.example") == 403
     words = ("train", "--config", "small.toml", "--run", "by-url", "--steps", str(STEPS), "--json")
     with keyed.start(*words, *(word for url in urls for word in ("--inference.urls", url))) as process:
         try:

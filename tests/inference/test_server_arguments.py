@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from entente.inference import server_arguments as module
+from entente.inference.page_gate import PageGate
 from entente.inference.server_arguments import command_text, server_arguments, server_environment, slot_rank, start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.telemetry.cards import Card
@@ -27,7 +28,7 @@ def test_the_server_has_our_processor_its_slots_and_its_limits(monkeypatch: pyte
     monkeypatch.setattr(module, "computes_on_card", lambda settings: False)
     found = options(SETTINGS)
     assert found["--model"] == "folder of a model" and found["--port"] == "4321" and found["--host"] == "127.0.0.1"
-    assert found["--allowed-origins"] == "[]", "no page in a browser is a client"
+    assert found["--middleware"] == f"{PageGate.__module__}.{PageGate.__qualname__}", "no page in a browser is a client"
     assert found["--logits-processors"] == "entente.inference.legal_processor:LegalOrderProcessor"
     assert found["--logprobs-mode"] == "processed_logits" and found["--max-num-seqs"] == "7"
     assert found["--max-loras"] == found["--max-cpu-loras"] == "5"
