@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from entente.cli import main
-from entente.cli.train import _lines
 from entente.reports.read_run import list_runs
 from entente.settings.check_settings import check_settings
 from entente.settings.run_settings import RunSettings
@@ -160,10 +159,3 @@ def test_unnamed_runs_that_start_in_one_second_have_names_of_their_own_that_ever
     settings = settings.model_copy(update={"inference": settings.inference.model_copy(update={"model": model})})
     names = [with_run_name(settings).run for _ in range(2)]
     assert names[0] != names[1] and [check_run_name(name) for name in names] == names
-
-
-@pytest.mark.parametrize(("years", "said"), [(1, "+0.50 centres a year, "), (3, "+0.50 centres in 3 years, ")])
-def test_a_score_has_the_years_of_its_evaluation(years: int, said: str):
-    summary = {"steps": 2, "decisions": 8, "wall_s": 3.0, "orders_rejected": 0, "run": "runs/mine"}
-    summary |= {"base_score": 0.5, "base_ci": None, "trained_score": 0.5, "trained_ci": None}
-    assert sum(said in line for line in _lines(summary, years)) == 2

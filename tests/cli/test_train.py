@@ -2,6 +2,8 @@
 
 import shlex
 
+import pytest
+
 from entente.cli.train import _lines
 
 SUMMARY = {
@@ -12,7 +14,12 @@ SUMMARY = {
 
 def test_the_command_that_it_prints_can_be_pasted():
     def words(run: str) -> list[str]:
-        return shlex.split(_lines(SUMMARY | {"run": run})[-1].partition("one page: ")[2])
+        return shlex.split(_lines(SUMMARY | {"run": run}, years=1)[-1].partition("one page: ")[2])
 
     assert words("runs/mine") == ["entente", "report", "--run", "mine"]
     assert words("my disk/it's/mine") == ["entente", "report", "--run", "mine", "--runs-root", "my disk/it's"]
+
+
+@pytest.mark.parametrize(("years", "per"), [(1, "a year"), (3, "in 3 years")])
+def test_a_score_has_the_years_of_its_evaluation(years: int, per: str):
+    assert sum(f"+0.00 centres {per}, " in line for line in _lines(SUMMARY | {"run": "runs/mine"}, years)) == 2
