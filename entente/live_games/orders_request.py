@@ -6,6 +6,7 @@ complete legal order set, so `stop` and `max_tokens` cannot truncate it. Error r
 """
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi.responses import JSONResponse
@@ -36,9 +37,13 @@ _IGNORED = {
 }
 _IGNORED |= {"prompt_cache_key", "prompt_cache_retention"}
 _ASKS_NOTHING = (None, 0, "", [], {}, {"type": "text"}, ["text"])
-_NEUTRAL = dict.fromkeys(("top_p", "repetition_penalty"), (None, 1)) | dict.fromkeys(
-    ("tool_choice", "function_call"), (None, "none", "auto")
-)
+_CHOOSES_NOTHING = (None, "none", "auto")
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "top_p": (None, 1),
+    "repetition_penalty": (None, 1),
+    "tool_choice": _CHOOSES_NOTHING,
+    "function_call": _CHOOSES_NOTHING,
+}
 """Neutral values of parameters for which those above ask for something, or others do not."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
 
