@@ -6,6 +6,7 @@ from typing import Any
 from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
 from entente.evaluation.strength import POLICY, Score
 from entente.players.policy import PolicyPlayer
+from entente.reports.read_run import read_run
 from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
@@ -14,6 +15,7 @@ from entente.training.settings import TINY_TEACHER
 from storage.control import code_of_play
 from storage.files import set_aside
 from storage.ledger import Totals
+from storage.runs import RunPaths
 from tasks.evaluation import evaluate_player
 from tasks.open_objects import OpenRun
 
@@ -22,7 +24,7 @@ def run_summary(
     settings: RunSettings, totals: Totals, scores: dict[str, Score], orchestration_share: float, wall_s: float
 ) -> dict[str, Any]:
     """Figures of a finished run. `scores` are by label ("base", "trained_vs_mover", ...); `orchestration_share` is the
-    fraction of step time spent in Prefect and the flow, 0 to 1."""
+    fraction of step time spent in Prefect and the flow, 0 to 1; `wall_s` includes the steps of earlier processes."""
     summary: dict[str, Any] = {}
     if "base" in scores:
         summary |= {"positions": scores["base"].positions, "source_games": scores["base"].source_games}
@@ -40,6 +42,11 @@ def run_summary(
         "orchestration_share": round(orchestration_share, 4),
         "run": str(settings.paths.root),
     }
+
+
+def earlier_seconds(paths: RunPaths, step: int) -> float:
+    """Wall time of the steps up to `step`, which earlier processes did before this one resumed the run."""
+    return sum(figures["time/step_s"] for number, figures in read_run(paths).steps.items() if number <= step)
 
 
 async def score_policy(resources: OpenRun, settings: RunSettings, label: str) -> dict[str, Score]:

@@ -27,7 +27,7 @@ from entente.telemetry.sinks import MetricLog
 from flows.build_state_cache import show_refresh
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, open_queue, open_run, with_run_name
-from flows.score_policy import due, missed, run_summary, score_policy, score_scripted, score_version
+from flows.score_policy import due, earlier_seconds, missed, run_summary, score_policy, score_scripted, score_version
 from storage.json_files import write_json
 from storage.ledger import count_run
 from storage.retention import drop_old_adapters
@@ -64,7 +64,8 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
             scores |= await score_scripted(resources, settings)
             log.log(settings.steps + 1, {f"score/{name}": score.mean for name, score in scores.items() if "_vs_" not in name})
         totals = await asyncio.to_thread(count_run, resources.paths)
-        summary = run_summary(settings, totals, scores, orchestration_share, time.monotonic() - began)
+        wall_s = time.monotonic() - began + earlier_seconds(resources.paths, resources.resume_point.step_done)
+        summary = run_summary(settings, totals, scores, orchestration_share, wall_s)
         write_json(resources.paths.summary, summary)
     if scores:
         await show_result(settings.paths, summary)

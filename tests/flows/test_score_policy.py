@@ -86,3 +86,10 @@ def test_a_resumed_run_scores_the_version_that_a_kill_left_without_its_score(
         write_score(paths, record)
     resources: Any = SimpleNamespace(paths=paths, resume_point=SimpleNamespace(step_done=step_done))
     assert scores.missed(resources, settings) is missed
+
+
+def test_the_time_of_a_resumed_run_includes_the_steps_of_the_processes_before(tmp_path: Path):
+    paths, settings = RunPaths(tmp_path).create(), layered_settings("laptop")
+    paths.settings.write_text(settings.model_dump_json())
+    paths.metrics.write_text("".join(f'{{"step": {step}, "time/step_s": {10.0 * step}}}\n' for step in (1, 2, 3)))
+    assert scores.earlier_seconds(paths, 2) == 30.0 and scores.earlier_seconds(paths, 0) == 0.0
