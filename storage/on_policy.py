@@ -34,7 +34,7 @@ def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: 
 
 def _recent_shards(paths: RunPaths, producer: str, before: int) -> list[str]:
     """Shards that may have start groups from `before - RECENT` to `before - 1`. A shard is named after its first one."""
-    firsts = {int(name[-12:-6]): name for name in shard_names(paths) if name.startswith(f"{producer}/")}
+    firsts = {int(Path(name).stem): name for name in shard_names(paths) if name.startswith(f"{producer}/")}
     first = max((number for number in firsts if number <= before - RECENT), default=0)
     return [name for number, name in firsts.items() if first <= number < before]
 

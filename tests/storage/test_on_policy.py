@@ -75,6 +75,12 @@ def test_newer_groups_come_first_and_later_ones_do_not_count(paths, put) -> None
     assert reached(paths, before=5) == before and len(before) == 2
 
 
+def test_start_groups_above_a_million_count_too(paths, put) -> None:
+    for number in (998_000, 999_999, 1_000_000):  # the first is too old
+        put(number)
+    assert [found.source for found in reached(paths, before=1_000_001)] == ["policy:1000000", "policy:999999"]
+
+
 def test_nothing_comes_of_evaluation_of_other_producers_or_of_failed_forks(paths, put) -> None:
     put(0, began="kept apart")
     put(1, producer="probe")
