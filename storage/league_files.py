@@ -15,6 +15,8 @@ from storage.shards import LOCAL_PRODUCER
 
 LEAGUE_EVERY = 10
 """Steps between two member versions: closer ones play nearly alike."""
+RECENT_STEPS = 20
+"""Steps whose forks count for a league: older forks say little about today's policy."""
 
 
 class LeagueMember(BaseModel):

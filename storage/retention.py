@@ -24,7 +24,7 @@ from entente.telemetry.errors import DataError
 from entente.telemetry.setting_marks import Settings
 from storage.adapters import published_versions
 from storage.files import Entry, entries_in, file_marks, folders_in, names_in, remove_folder
-from storage.league_files import LEAGUE_EVERY
+from storage.league_files import LEAGUE_EVERY, RECENT_STEPS
 from storage.ledger import last_step, ledgers_after
 from storage.runs import ADAPTER_NAME, CHECKPOINT_NAME, RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
@@ -40,8 +40,9 @@ MILESTONE_EVERY = 25
 """Older adapters are kept if this divides their version, so that strength can be measured over time."""
 RESTING_CHECKPOINTS = 2
 """Newest checkpoints kept of a run that is not in use: the second is for a damaged first."""
-STALE_VERSIONS = 8
-"""Policy versions beyond the staleness budget whose rows are always kept, for readers of recent rows."""
+STALE_VERSIONS = RECENT_STEPS
+"""Policy versions beyond the staleness budget whose rows are always kept: a league counts their forks, also in shards that no
+step trained on."""
 REPLAY_STEPS = 100
 """Newest steps whose rows are always kept, so that these steps can be replayed."""
 _GB = 1_000_000_000

@@ -22,14 +22,12 @@ from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.progress import reporter
 from storage.adapters import published_versions
 from storage.files import names_in
-from storage.league_files import LEAGUE_EVERY, LeagueMember, LeagueStep, publish_league, read_league
+from storage.league_files import LEAGUE_EVERY, RECENT_STEPS, LeagueMember, LeagueStep, publish_league, read_league
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, SHARD_NAME, open_phases, open_shard
 
 LEAGUE_SIZE = 4
 """Most members. An engine serves them in addition to the versions within the staleness budget."""
-RECENT_STEPS = 20
-"""Steps whose forks count: older forks say little about today's policy."""
 
 Tally = Mapping[int, tuple[float, int]]
 """Version -> (wins of the policy against it, forks)."""

@@ -19,6 +19,7 @@ from entente.telemetry.errors import InputError
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.adapters import ADAPTER_FILES, publish_adapter
+from storage.retention import RetentionSettings, RunAge, removable_shards
 from storage.run_sql import connect
 from storage.runs import RunPaths
 from tasks.train_policy import roll_out_groups
@@ -156,3 +157,17 @@ def test_a_member_is_loaded_beside_the_newest_version_and_kept_while_it_plays(ru
 
     asyncio.run(play())
     assert past.run_version == 8 and BASE.version == 0
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_no_shard_is_removed_whose_forks_a_league_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int):
+    paths, counted = RunPaths(tmp_path).create(), list[str]()
+    newest = {f"local/{step:06d}.arrow": max(0, step - lag) for step in range(60)}  # start group n is of step n + 1
+    (paths.shards / "local").mkdir()
+    for name in newest:
+        (paths.shards / name).write_bytes(b"row")
+    monkeypatch.setattr("entente.rollouts.league.tally_shard", lambda path: counted.append(path.name) or {})
+    League(paths, start_groups=1)._tally(61)
+    age = RunAge(policy_version=60, oldest_checkpoint=58, max_policy_lag=lag)
+    going = {file.path.name for file in removable_shards(paths, newest, age, RetentionSettings(shards_gb=1e-9))}
+    assert going and counted and not going & set(counted)
