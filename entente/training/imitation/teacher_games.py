@@ -26,6 +26,7 @@ from entente.telemetry.progress import reporter
 from entente.training.imitation.recorded_files import content_hash, read_values
 from entente.training.imitation.settings import ImitationSettings
 from storage.arrow_files import read_metadata, to_table, write_arrow
+from storage.control import code_of_play
 from storage.files import file_lock, names_in, publish_directory
 
 TEACHER_FOLDER = "_teacher_games"
@@ -113,6 +114,7 @@ def _shard_size(settings: ImitationSettings) -> int:
 
 def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | None) -> Path:
     shaping = f"{_RECIPE_VERSION} {settings.teachers} {settings.last_year} {settings.seed}{f' {search!r}' if search else ''}"
+    shaping += f" {sorted(code_of_play().items())}"  # else games of two programs would lie in one folder
     return root / f"scripted-{sha256(shaping.encode()).hexdigest()[:12]}"
 
 

@@ -13,6 +13,7 @@ from entente.training.imitation import teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games
 from storage.arrow_files import map_arrow
+from storage.control import code_of_play
 from tests.training.imitation.small import SMALL
 
 
@@ -32,6 +33,13 @@ def test_only_missing_shards_are_played_and_more_games_keep_those_that_are_there
     assert make_games(tmp_path, more, 1, lambda stage, done, total: told.append((done, total))) == folder
     assert told == [(2 * GAMES_A_SHARD, 2 * GAMES_A_SHARD)] and before.items() < content(folder).items()
     assert make_games(tmp_path, more.model_copy(update={"seed": 1}), 1, quiet) != folder
+
+
+def test_games_of_a_program_that_plays_differently_are_not_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    few = SMALL.model_copy(update={"games": 2})
+    folder = make_games(tmp_path, few, 1, quiet)
+    monkeypatch.setattr(teacher_games, "code_of_play", lambda: {**code_of_play(), "entente.players": "changed"})
+    assert make_games(tmp_path, few, 1, quiet) != folder
 
 
 @pytest.mark.system
