@@ -99,7 +99,8 @@ def _load(file: Path, model: Any, optimiser: torch.optim.Optimizer) -> Imitation
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(name for name in names_in(folder) if name.startswith("step_"))
+    """Oldest first, also where a step has seven digits."""
+    return sorted((name for name in names_in(folder) if name.startswith("step_")), key=lambda name: (len(name), name))
 
 
 def _hash(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from entente.records.label import Label
 from entente.telemetry.errors import InputError, TrainingError
 from entente.training.imitation import imitate as module
 from entente.training.imitation.accuracy import accuracy_sentences, accuracy_table
+from entente.training.imitation.checkpoint import ImitationState, load_state, save_state
 from entente.training.imitation.examples import Example
 from entente.training.imitation.imitate import Imitation, imitate
 from entente.training.imitation.loss import HeldOutFigures, backward
@@ -73,6 +74,14 @@ def test_a_resumed_imitation_gives_the_same_bytes(
     assert imitate(work, begun_settings(work), games) == work.final, "a published model is not trained again"
     finish(work)
     assert not work.root.exists()
+
+
+def test_the_newest_checkpoint_stays_after_a_million_steps(tmp_path: Path):
+    model = torch.nn.Linear(1, 1)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in (999_990, 999_995, 1_000_000):
+        save_state(tmp_path, ImitationState(step=step), model, optimiser)
+    assert load_state(tmp_path, model, optimiser).step == 1_000_000
 
 
 def test_a_checkpoint_of_another_optimiser_is_refused_and_kept(tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch):
