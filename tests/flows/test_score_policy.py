@@ -93,3 +93,5 @@ def test_the_time_of_a_resumed_run_includes_the_steps_of_the_processes_before(tm
     paths.settings.write_text(settings.model_dump_json())
     paths.metrics.write_text("".join(f'{{"step": {step}, "time/step_s": {10.0 * step}}}\n' for step in (1, 2, 3)))
     assert scores.earlier_seconds(paths, 2) == 30.0 and scores.earlier_seconds(paths, 0) == 0.0
+    paths.metrics.write_text('{"step": 1, "time/step_s": 10.0}\n{"step": 2, "time/train_s": 5.0}\n')
+    assert scores.earlier_seconds(paths, 2) == 10.0, "a resume logs the figures of a step from its checkpoint, without its time"
