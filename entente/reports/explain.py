@@ -101,8 +101,8 @@ def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], sett
     share = _mean(chosen, "train/unique_tokens") / max(1.0, _mean(chosen, "train/tokens"))
     return {
         "select": [
-            "Selecting and copying rows blocks the trainer: check the disk of the run's folder, and lower "
-            "storage.snapshot_every_shards if many shards are new."
+            "Selecting and copying rows blocks the trainer, which reads and verifies each new shard: check the disk of the run's "
+            "folder (runs_root)."
         ],
         "plan": ["Planning time grows with the rows of a step: lower rollouts.start_groups, or raise training.token_budget."],
         "forward": [

@@ -2,11 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from entente.reports import explain
 from entente.reports.explain import explain_run, explain_step
 from entente.reports.read_run import read_run
+from entente.settings.run_settings import RunSettings
+from entente.telemetry.setting_marks import setting_names
 from entente.telemetry.stages import STAGES
 from storage.runs import RunPaths
 from tests.conftest import Entente
@@ -111,3 +116,9 @@ def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
     ]:
         refused = workplace(*words)
         assert refused.returncode == 2 and sentence in refused.stderr
+
+
+def test_every_setting_that_an_explanation_names_exists():
+    sections = "|".join(name for name, field in RunSettings.model_fields.items() if isinstance(field.default, BaseModel))
+    named = set(re.findall(rf"(?<![.\w])(?:{sections})\.[a-z_]+\b(?!\()", Path(explain.__file__).read_text()))
+    assert len(named) > 10 and named <= set(setting_names(RunSettings))
