@@ -6,6 +6,7 @@ halved and the update computed again, unless processes split the base: none may 
 
 import gc
 import logging
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -195,6 +196,13 @@ def _join(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, n
 
 
 def share_rows(batch: Batch, shares: int) -> list[list[int]]:
-    """At most `shares` minibatches of whole advantage groups, round-robin; each has a branching token."""
-    minibatches = (np.flatnonzero(batch.advantage_groups % shares == share).tolist() for share in range(shares))
+    """At most `shares` minibatches, each of a random share of the advantage groups, whole; each has a branching token.
+
+    The groups come sorted by start group and phase, so dealing them in turn would train one update on all springs and the next on
+    all autumns. The draw is the same for equally many groups, so a step can be replayed.
+    """
+    groups, group_of_row = np.unique(batch.advantage_groups, return_inverse=True)
+    drawn = np.array(random.Random(len(groups)).sample(range(len(groups)), len(groups)), np.int64)
+    share_of_row = drawn[group_of_row] % shares
+    minibatches = (np.flatnonzero(share_of_row == share).tolist() for share in range(shares))
     return [rows for rows in minibatches if branching_counts(batch, rows).any()]

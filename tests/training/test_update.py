@@ -146,10 +146,10 @@ def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(p
 FORKS, GROUPS = 2, 24
 
 
-def dealt(shares: int) -> list[list[int]]:
-    """The advantage groups of each update."""
-    rows = [([1, 2], [3, 4])] * (FORKS * GROUPS)
-    batch = batches.batch_of(rows, groups=[row // FORKS for row in range(FORKS * GROUPS)], widest=5)
+def dealt(shares: int, count: int = GROUPS) -> list[list[int]]:
+    """The advantage groups of each update, of `count`."""
+    rows = [([1, 2], [3, 4])] * (FORKS * count)
+    batch = batches.batch_of(rows, groups=[row // FORKS for row in range(FORKS * count)], widest=5)
     return [[int(batch.advantage_groups[row]) for row in share] for share in share_rows(batch, shares)]
 
 
@@ -165,7 +165,15 @@ def test_updates_have_whole_groups_and_about_equally_many(shares: int):
     assert {len(set(share)) for share in found} <= {GROUPS // shares, GROUPS // shares + 1}
 
 
+@pytest.mark.parametrize("phases", [2, 3, 4, 6])
+def test_every_update_has_groups_of_all_phases(phases: int):
+    """Groups are sorted by start group and phase."""
+    for share in dealt(2, 20 * phases):
+        of_phase = np.bincount(np.array(share[::FORKS]) % phases, minlength=phases)
+        assert of_phase.min() >= 5 and of_phase.max() <= 15, "about half of 20"
+
+
 def test_rows_without_a_choice_make_no_update():
     rows = [([1, 2], [3, 4])] * 3
     assert share_rows(batches.batch_of(rows, groups=[0, 1, 2], widest=1), 3) == []
-    assert share_rows(batches.batch_of(rows, groups=[0, 1, 2], widest=5), 3) == [[0], [1], [2]]
+    assert sorted(share_rows(batches.batch_of(rows, groups=[0, 1, 2], widest=5), 3)) == [[0], [1], [2]]
