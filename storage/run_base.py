@@ -1,10 +1,11 @@
 """The base model of a run: `base.json` in its folder has a hash of each of its files. A replaced base is refused, with the
 name of the changed file, because an adapter is useless with other weights."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from entente.decoding.base_identity import base_hashes
+from entente.decoding.base_identity import base_hashes, identity_of
 from entente.telemetry.errors import InputError
 from storage.json_files import read_object
 from storage.runs import RunPaths, hashes_file
@@ -27,6 +28,14 @@ def check_base(paths: RunPaths, model: Path) -> None:
     """Check that `model` is the run's base model; raises InputError with the name of a replaced file."""
     if paths.base.is_file():
         _compare(paths, model, new_base(paths, model))
+
+
+def identity_in(paths: RunPaths) -> str:
+    """Identity of the run's base and its form of prompts; empty if the run was killed before it wrote its base."""
+    if not paths.base.is_file():
+        return ""
+    prompts = json.dumps(read_object(paths.settings).get("prompts"), sort_keys=True)
+    return identity_of({**read_object(paths.base), "prompts": prompts})
 
 
 def _compare(paths: RunPaths, model: Path, now: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from entente.players.search import check_search
 from entente.records.policy_version import BASE, BASE_VERSION, PolicyVersion
 from entente.telemetry.errors import InputError
 from storage.adapters import published_versions, read_adapter
+from storage.run_base import identity_in
 from storage.runs import RunPaths, check_name, hashes_file
 
 _VERSION = re.compile(r"(?:(?P<run>[^:]+):)?(?P<version>base|newest|v\d+)")
@@ -43,7 +44,8 @@ class Contestant:
     model: Path | None = None
     """Folder of a model that plays without a run, the base of an adapter from outside; None for everything else."""
     weights_hash: str = ""
-    """Hash of the model's weights, or the identity of an adapter's base; empty for everything else."""
+    """Hash of the model's weights, the identity of an adapter's base, or that of a run's base with its prompts; empty for
+    everything else."""
     searches: bool = False
 
     @property
@@ -113,7 +115,9 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
         raise InputError(f"there is no run '{owner}' in '{runs_root}', so '{name}' cannot play")
     version = resolve_version(paths, owner, match["version"])
     label = f"v{version}" if owner == run else f"{owner}:v{version}"
-    policy = BASE if version == BASE_VERSION else read_adapter(paths, version)
+    if version == BASE_VERSION:  # a run of this name that was made again may have another base
+        return Contestant(name=label, run=owner, adapter_hash=BASE.adapter_hash, weights_hash=identity_in(paths))
+    policy = read_adapter(paths, version)
     return Contestant(name=label, run=owner, version=policy.version, adapter_hash=policy.adapter_hash, adapter=policy.adapter)
 
 

@@ -44,13 +44,13 @@ _NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
-    """The label of a match; equal for equal settings, players (with their adapter hashes) and code."""
+    """The label of a match; equal for equal settings, players (with the hashes of their weights) and code."""
     unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
     if any(player.is_endpoint for player in players):  # the token budget limits how much is played, and not how
         question["answer_tokens"] = settings.endpoint.answer_tokens
     who = [
-        (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.model else []))
+        (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.weights_hash else []))
         for player in players
     ]
     digest = hashlib.sha256(json.dumps([question, who, code_of_play()], sort_keys=True).encode()).hexdigest()[:8]

@@ -1,6 +1,7 @@
 """Matches: every player plays all powers equally often, with the same starts and random numbers; counts add up."""
 
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,15 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     assert match_label(MIXED, [old]) == match_label(more, [old])
     assert match_label(MIXED, [old]) != match_label(MIXED, [new])
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
+
+
+def test_a_run_that_was_made_again_from_another_base_or_with_other_prompts_plays_another_match(tmp_path: Path):
+    paths, labels = RunPaths(tmp_path / "a").create(), set[str]()
+    for base, own_line in [("x", "last"), ("y", "last"), ("y", "in_place")]:
+        paths.settings.write_text(json.dumps({"prompts": {"own_line": own_line}}))
+        paths.base.write_text(json.dumps({"model.safetensors": base}))
+        labels.add(match_label(MIXED, resolve_contestants(("a:base",), "", tmp_path)))
+    assert len(labels) == 3
 
 
 def test_a_program_that_plays_differently_does_not_continue_a_match(monkeypatch):
