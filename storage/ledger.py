@@ -22,7 +22,7 @@ from storage.arrow_files import map_arrow, metadata_of, write_arrow
 from storage.files import names_in, publish_once, set_aside
 from storage.runs import RunPaths, checkpoint_steps, numbers_in
 from storage.settings import StorageSettings
-from storage.shards import readable_shards
+from storage.shards import LOCAL_PRODUCER, readable_shards
 
 STEP_NAME = re.compile(r"step-(\d{6,})\.arrow")
 ROWS_SCHEMA = pa.schema(  # a chosen row: its place, its identity, and its lag, return and advantage group
@@ -113,10 +113,12 @@ class Eligible:
 
 
 def count_run(paths: RunPaths) -> Totals:
-    """Counts over all present shards and all ledgers, without shards that have damaged metadata."""
+    """Counts over all present shards and all ledgers, without shards that have damaged metadata. Decisions of probes, of which a
+    resumed run plays more, are not counted."""
     decisions = orders_rejected = lag = 0
     for _, shard in readable_shards(paths):
-        decisions, orders_rejected = decisions + shard.decisions, orders_rejected + shard.orders_rejected
+        decisions += shard.decisions if shard.producer == LOCAL_PRODUCER else 0
+        orders_rejected += shard.orders_rejected
     for ledger in ledgers_after(paths, 0):
         lag = max(lag, int(ledger["policy_lag"].to_numpy().max(initial=0)))
     return Totals(decisions=decisions, orders_rejected=orders_rejected, max_policy_lag=lag)

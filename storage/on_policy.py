@@ -20,8 +20,12 @@ _REACHED = Path(__file__).with_name("reached.sql").read_text()
 
 def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: Collection[str]) -> list[Snapshot]:
     """Positions that the `producer`'s start groups below `before` reached, newest first, except the ids `held_out`. Raises
-    DataError if a position does not match the snapshot id of its row."""
+    DataError if a shard is damaged or a position does not match the snapshot id of its row: what else there is would make another
+    cache of the same name."""
     index = open_index(paths, only=_recent_shards(paths, producer, before))
+    if index.refused:
+        name, why = index.refused[0]
+        raise DataError(f"{len(index.refused)} of the run's shards cannot be read, first {name}: {why} Move them out of the run.")
     index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
     reached = index.connection.execute(_REACHED, values).fetchall()

@@ -8,9 +8,10 @@ import pytest
 
 from entente.telemetry.errors import DataError
 from storage.index import Index, open_index
-from storage.ledger import ledger_path, read_ledger, recorded_steps, write_ledger
+from storage.ledger import count_run, ledger_path, read_ledger, recorded_steps, write_ledger
 from storage.retention import retention_facts
 from storage.runs import RunPaths
+from storage.shards import publish_shard
 from storage.update_log import UpdateLog, read_update_log, update_log_path, write_update_log
 from tests.damage import flip
 
@@ -78,3 +79,14 @@ def test_a_ledger_or_an_update_log_under_another_name_is_refused(paths: RunPaths
     shutil.copyfile(update_log_path(paths, 40), update_log_path(paths, 41))
     with pytest.raises(DataError, match="is the log of step 40: it"):
         read_update_log(paths, 41)
+
+
+def test_probes_are_no_decisions_of_the_run_but_their_rejected_orders_count(paths, rows, rng):
+    for producer, forks in (("local", 3), ("probe", 2)):
+        played = [
+            rows.make_decision(rng, producer, start_group=0, fork=fork, phase_index=0, phase="S1901M", orders_rejected=1)
+            for fork in range(forks)
+        ]
+        phases = [rows.make_phase(start_group=0, fork=fork, phase_index=0, phase="S1901M") for fork in range(forks)]
+        publish_shard(paths, producer, 0, played, phases, {}, next_start_group=1)
+    assert (count_run(paths).decisions, count_run(paths).orders_rejected) == (3, 5)

@@ -92,6 +92,15 @@ def test_nothing_comes_of_evaluation_of_other_producers_or_of_failed_forks(paths
     assert len(reached(paths)) == 2
 
 
+def test_a_damaged_shard_is_named_and_not_left_out_in_silence(paths, put) -> None:
+    for number in (0, 1):
+        put(number)
+    file = paths.shards / "local" / "000001.arrow"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"first local/000001\.arrow: .* Move them out of the run"):
+        reached(paths)
+
+
 def test_a_phase_index_that_holds_another_position_is_named(paths, rows, rng) -> None:
     place = {"start_group": 0, "fork": 0, "phase_index": 1, "phase": "F1901M"}
     publish_shard(
