@@ -47,7 +47,7 @@ from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.control import ControlDesk
 from storage.files import durable_write, file_lock, folders_in, set_aside
-from storage.json_files import write_json
+from storage.json_files import kept_object, write_json
 from storage.ledger import restore_ledgers
 from storage.run_base import new_base, resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, RunPaths, check_runs_root
@@ -93,10 +93,8 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
     """The summary of a run that is done with these steps and scored with these settings; None if work remains."""
     paths = settings.paths
-    if not paths.summary.exists():
-        return None
-    summary = json.loads(paths.summary.read_bytes())
-    same = summary["steps"] == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
+    summary = kept_object(paths.summary)
+    same = summary.get("steps") == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: raise --steps to continue it")
     return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since

@@ -23,7 +23,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings, setting_names, similar_names
 from state_cache.settings import NEWEST
-from storage.json_files import read_object
+from storage.json_files import kept_object
 from storage.runs import check_run_name
 
 _MOST_RUNS = 1000
@@ -123,9 +123,8 @@ def base_question(run: RunSettings) -> str:
 def score_of(run: RunSettings) -> float | None:
     """Centres that the trained policy gains over `evaluation.horizon_years`; None until the run is done and scored as its
     settings ask."""
-    if not run.paths.summary.exists():
+    if not (summary := kept_object(run.paths.summary)):
         return None
-    summary = read_object(run.paths.summary)
     asked = summary["steps"], settings_of(run.paths).evaluation.question
     return float(summary["trained_score"]) if asked == (run.steps, run.evaluation.question) else None
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from entente.evaluation.score_files import read_score
+from entente.records.policy_version import BASE_VERSION
 from entente.telemetry.errors import EntenteError, InputError
 from storage.files import is_held
 from storage.retention import size_of
@@ -240,9 +241,8 @@ def run_line(paths: RunPaths) -> RunLine | None:
     written = last_written(paths)
     try:
         run = read_run(paths)
-        if run.summary is None and paths.summary.is_file():
-            raise ValueError(f"{paths.summary.name} is not a complete JSON document")
-        base, trained = (_score(paths, run.summary or {}, label) for label in ("base", "trained"))
+        base = _score(paths, run.summary or {}, "base", BASE_VERSION)
+        trained = _score(paths, run.summary or {}, "trained", run.planned)
         return RunLine(
             name=name,
             state="training" if run.at_work else "complete" if run.is_over else "interrupted",
@@ -262,11 +262,12 @@ def run_line(paths: RunPaths) -> RunLine | None:
         return RunLine(name=name, state="damaged", size=size, written=written, trouble=trouble)
 
 
-def _score(paths: RunPaths, summary: Mapping[str, Any], label: str) -> float | None:
+def _score(paths: RunPaths, summary: Mapping[str, Any], label: str, version: int) -> float | None:
+    """None also if the score is of another version: a run that goes on was scored when it had fewer steps."""
     if (value := summary.get(f"{label}_score")) is not None:
         return float(value)
     record = read_score(paths, label)
-    return None if record is None else record.score.mean
+    return record.score.mean if record is not None and record.policy_version == version else None
 
 
 # -- settings by name ------------------------------------------------------------------------------------------------------

@@ -66,13 +66,11 @@ def verdict(scores: Mapping[str, ScoreRecord]) -> str:
         who = "The trained policy" if base is None else "The base"
         rest = "the base was not scored" if base is None else "the trained policy has not been scored"
         return f"{who} gains {_with_interval(known)} {unit} {where}; {rest}.{_missing(known)}{comparison}"
+    gain = f"The trained policy, version {trained.policy_version}, gains {_with_interval(trained)} {unit} {where}"
     if measured_by(base) != measured_by(trained):
         rest = "the base has since been scored by another program or with other settings, so the two are not compared"
-        return f"The trained policy gains {_with_interval(trained)} {unit} {where}; {rest}.{_missing(trained)}{comparison}"
-    return (
-        f"The trained policy gains {_with_interval(trained)} {unit} {where}; the base gained {_with_interval(base)}."
-        f"{comparison} {_difference(base, trained)}"
-    )
+        return f"{gain}; {rest}.{_missing(trained)}{comparison}"
+    return f"{gain}; the base gained {_with_interval(base)}.{comparison} {_difference(base, trained)}"
 
 
 def refreshed_positions(settings: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 
 from entente.cli import main
+from entente.evaluation.score_files import ScoreRecord, write_score
+from entente.evaluation.strength import Score
 from entente.reports.read_run import list_runs
 from entente.settings.check_settings import check_settings
 from entente.settings.run_settings import RunSettings
@@ -76,7 +78,23 @@ def test_cut_figures_and_a_damaged_summary_do_not_end_the_list(several: Path):
         figures.write('\n{"step": 3, "time/st')
     RunPaths(several / "done").summary.write_text("{")
     assert states(several)["cut"] == ("interrupted", 2, 4)
-    assert states(several)["done"][0] == "damaged"
+    assert states(several)["done"][0] == "interrupted", "a resume writes the summary again"
+
+
+def test_a_run_that_goes_on_has_no_trained_score_before_its_last_version_is_scored(several: Path):
+    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
+    paths = RunPaths(several / "cut")
+    for version, shown in ((2, None), (4, 0.5)):
+        record = ScoreRecord(
+            label="trained",
+            player="policy",
+            opponents="random",
+            policy_version=version,
+            settings=RunSettings().evaluation,
+            score=score,
+        )
+        write_score(paths, record)
+        assert {line.name: line.trained_score for line in list_runs(several)}["cut"] == shown
 
 
 def test_the_table_and_the_json_say_the_same(several: Path, capsys: pytest.CaptureFixture[str]):

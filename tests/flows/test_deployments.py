@@ -153,7 +153,7 @@ def test_the_run_s_page_leads_to_its_progress_its_steps_and_its_result(deployed:
     assert shown["table"]["description"].startswith(f"{name}: its steps, newest first")
     steps = json.loads(shown["table"]["data"])
     assert len(steps) == 2 and "tokens/s" in steps[0]
-    assert shown["markdown"]["description"] and "The trained policy gains" in shown["markdown"]["data"]
+    assert shown["markdown"]["description"] and "The trained policy, version" in shown["markdown"]["data"]
     assert "teacher" in shown["markdown"]["data"] and name in shown["markdown"]["data"]
 
 

@@ -127,6 +127,11 @@ def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_forme
     assert open_run.finished_summary(settings) is not None
     longer = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"horizon_years": 3})})
     assert open_run.finished_summary(longer) is None
+    content = settings.paths.summary.read_text()
+    for damage in ("", "{bad", "[]"):
+        settings.paths.summary.write_text(damage)
+        assert open_run.finished_summary(settings) is None
+    settings.paths.summary.write_text(content)
     with pytest.raises(ZeroDivisionError):
         opened(longer, resume=True)
     assert open_run.finished_summary(longer) is None
