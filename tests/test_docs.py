@@ -30,7 +30,6 @@ from tests.cli.test_commands import LEAVES
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-TRAINING = (ROOT / "docs" / "training.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 DATA_FORMAT = (ROOT / "docs" / "data-format.md").read_text()
 PAGES = {

@@ -26,27 +26,6 @@ MOVEMENT = LegalOrders(
     ),
     picks=2,
 )
-RETREAT = LegalOrders(
-    power="ITALY",
-    kind=OrderKind.RETREAT,
-    sites=("A VEN",),
-    options=(("A VEN D", "A VEN R ROM", "A VEN R TUS"),),
-    picks=1,
-)
-BUILD = LegalOrders(
-    power="RUSSIA",
-    kind=OrderKind.BUILD,
-    sites=("MOS", "STP", "WAR"),
-    options=(("A MOS B",), ("A STP B", "F STP/NC B", "F STP/SC B"), ("A WAR B",)),
-    picks=2,
-)
-DISBAND = LegalOrders(
-    power="TURKEY",
-    kind=OrderKind.DISBAND,
-    sites=("A ANK", "F CON", "A SMY", "F BLA"),
-    options=(("A ANK D",), ("F CON D",), ("A SMY D",), ("F BLA D",)),
-    picks=2,
-)
 
 
 @pytest.fixture(scope="module")

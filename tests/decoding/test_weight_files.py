@@ -87,7 +87,6 @@ def configured(**fields: Any) -> Callable[[Path], object]:
     return lambda folder: (folder / "config.json").write_text(json.dumps(CONFIG | fields))
 
 
-FORMATS = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I8", "U8", "I32", "C64")
 METHODS = ("bitsandbytes", "gptq", "awq", "fp8", "compressed-tensors", "gguf", "hqq", "torchao", "mxfp4", "of_next_year")
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (spoil("model.safetensors", None), "no model.safetensors"),

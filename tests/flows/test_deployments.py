@@ -102,9 +102,6 @@ def small_parameters(workplace: Any) -> dict[str, Any]:
     return {"settings": settings.model_dump(mode="json")}
 
 
-Deployed = tuple[Prefect, dict[str, Any]]
-
-
 @pytest.fixture(scope="module")
 def deployed(
     workplace: Any, tmp_path_factory: pytest.TempPathFactory, prefect_home: Any
