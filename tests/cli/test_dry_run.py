@@ -37,12 +37,6 @@ def size(*folders: Path) -> int:
     return sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
 
 
-def test_a_dry_run_writes_nothing(entente):
-    done = entente("train", "--dry-run", "--json")
-    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)["command"] == "train"
-    assert list(entente.folder.iterdir()) == []
-
-
 def test_what_was_planned_is_what_a_run_takes(workplace, trained):
     summary, paths, _ = trained
     done = workplace("train", "--config", "small.toml", "--run", "second", "--dry-run", "--json")
@@ -119,10 +113,6 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["train", "--dry-run", "--inference.engine", "vllm", "--inference.kv-cache-gib", "9999"],
-            "lower inference.kv_cache_gib from 9999 to",
-        ),
         (["train", "--dry-run", "--inference.max-model-length", "2048"], "exceeds the 1024 positions of model 'tiny'"),
         (
             ["train", "--inference.model", "{experts}", "--inference.engine", "vllm"],
@@ -133,18 +123,20 @@ EXPERTS = {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts"
             "lower inference.kv_cache_gib from 9999 to",
         ),
         (["train", "--dry-run", "--inference.model", "{cut}"], "model.safetensors' is cut or damaged (it has "),
+        (["train", "--dry-run", "--inference.model", "{template}"], "writes no generation prompt"),
         (["train", "--dry-run", "--runs-root", "gpt2/config.json"], "config.json' is not a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_run_is_refused_before_anything_begins(entente, model: Path, words: list[str], sentence: str):
-    models = {"{model}": model} | {f"{{{name}}}": entente.folder / name for name in ("gpt2", "experts", "cut")}
+    models = {"{model}": model} | {f"{{{name}}}": entente.folder / name for name in ("gpt2", "experts", "cut", "template")}
     for name, change in (("gpt2", {"model_type": "gpt2"}), ("experts", EXPERTS), ("cut", {})):
         shutil.copytree(model, entente.folder / name)
         config = json.loads((model / "config.json").read_text()) | change
         (entente.folder / name / "config.json").write_text(json.dumps(config))
     with (entente.folder / "cut" / "model.safetensors").open("r+b") as weights:
         weights.truncate(weights.seek(0, 2) // 2)
+    chat_model(model, entente.folder / "template", NO_GENERATION_PROMPT)
     before = content(entente.folder)
     done = entente(*(str(models.get(word, word)) for word in words))
     assert done.returncode == 2, done.stderr
@@ -220,15 +212,6 @@ def test_a_hub_id_that_no_hub_confirms_is_refused_with_what_it_was_taken_for(ent
             )
             (line,) = done.stderr.splitlines()
             assert done.returncode == 2 and "'nowhere/small-qwen' is no folder here, so it is taken for a hub id; no copy" in line
-
-
-def test_a_chat_template_that_cannot_be_used_is_refused_before_anything_begins(entente, model: Path):
-    folder = chat_model(model, entente.folder / "model", NO_GENERATION_PROMPT)
-    before = content(entente.folder)
-    done = entente("train", "--inference.model", str(folder), "--dry-run")
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 2 and f"the chat template of model '{folder}'" in line and "prompts.chat" in line
-    assert content(entente.folder) == before
 
 
 def test_a_device_that_is_not_there_is_refused(entente, monkeypatch: pytest.MonkeyPatch):

@@ -65,7 +65,6 @@ def test_ctrl_c_ends_a_question_with_its_code(ask: Ask):
 def test_limits_can_be_set(ask: Ask):
     assert "--max-seconds" in ask(ENDLESS, "--max-seconds", "0.3")[2]
     assert "--memory-gib" in ask("select range from range(100000000) order by hash(range)", "--memory-gib", "0.05")[2]
-    assert ask("select 1", "--max-seconds", "0")[0] == 2
 
 
 def test_a_table_shows_columns_of_one_name_and_every_type(ask: Ask):
@@ -95,14 +94,7 @@ def test_a_terminal_shows_a_hundred_rows(ask: Ask, monkeypatch: pytest.MonkeyPat
     assert ask("from range(100)")[2] == ""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a.csv",
-        "a.jsonl",
-        "a.parquet",
-    ],
-)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
     assert ask("select 1 as a, 2 as a", "--output", name) == (0, "", f"rows written to {name}: 1\n")
     file = Path(name)
@@ -117,20 +109,19 @@ def test_the_suffix_of_the_file_decides(ask: Ask, name: str):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--format", "json", "--output", "a.csv"], "--format conflicts with --output"),
-        (["--output", "a.txt"], "--output writes csv, json or parquet"),
+        (["select 1", "--format", "json", "--output", "a.csv"], "--format conflicts with --output"),
+        (["select 1", "--output", "a.txt"], "--output writes csv, json or parquet"),
+        (["select interval 1 day as wait", "--output", "a.parquet"], "parquet cannot hold a column of the answer"),
+        (["select 1", "--max-seconds", "0"], "--max-seconds"),
+        (["select 1", "--max-seconds", "inf"], "--max-seconds"),
+        (["select 1", "--max-seconds", "nan"], "--max-seconds"),
+        (["select 1", "--memory-gib", "1e300"], "--memory-gib"),
     ],
 )
-def test_a_format_that_cannot_be_is_a_sentence(ask: Ask, words: list[str], sentence: str):
-    code, shown, said = ask("select 1", *words)
-    assert (code, shown) == (2, "") and said.startswith(f"entente: {sentence}")
+def test_what_cannot_be_answered_so_is_a_sentence_and_leaves_no_file(ask: Ask, words: list[str], sentence: str):
+    code, shown, said = ask(*words)
+    assert (code, shown) == (2, "") and said.startswith("entente: ") and sentence in said
     assert not any(Path().glob("a.*"))
-
-
-def test_a_type_that_parquet_lacks_is_a_sentence_and_leaves_no_file(ask: Ask):
-    code, shown, said = ask("select interval 1 day as wait", "--output", "a.parquet")
-    assert (code, shown) == (2, "") and said.startswith("entente: parquet cannot hold a column of the answer")
-    assert "::VARCHAR" in said and not Path("a.parquet").exists()
 
 
 def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
@@ -139,20 +130,6 @@ def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
     code, shown, said = ask("--format", "csv", "select count(*) from decisions")
     assert code == 0 and shown.splitlines()[1] == "0"
     assert "the answer lacks rows of 2 damaged or missing files, first local/000000.arrow" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--max-seconds", "inf", "select 1"], "--max-seconds"),
-        (["--max-seconds", "nan", "select 1"], "--max-seconds"),
-        (["--memory-gib", "1e300", "select 1"], "--memory-gib"),
-    ],
-    ids=["endless", "no number", "more than any machine"],
-)
-def test_what_would_do_harm_is_refused(ask: Ask, words: list[str], sentence: str):
-    code, shown, said = ask(*words)
-    assert (code, shown) == (2, "") and sentence in said
 
 
 def test_without_its_tokenizer_tokens_have_no_text_and_one_sentence_says_so(ask: Ask):

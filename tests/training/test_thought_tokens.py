@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from entente.decoding.open_set import open_set
 from entente.training import thought_logprobs
-from entente.training.micro_batches import branching_counts, plan, probed
+from entente.training.micro_batches import plan, probed
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater
@@ -124,20 +124,6 @@ def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, 
     assert not np.isfinite(seen["legal_mass"][seen["in_thought"]]).any()
     assert np.isfinite(seen["legal_mass"]).sum() == len(naive.probes()) > 0
     assert slopes[naive.thoughts].any() and slopes[~np.array(naive.thoughts)].any(), "one part taught nothing"
-
-
-def test_thought_tokens_are_counted_as_branching_tokens_and_take_no_list_of_ids():
-    batch = thinking_batch()
-    plain = three_levels()
-    at = np.concatenate([np.arange(first, first + 3) for first in batch.completion_offsets[:-1]])
-    thoughts = int(np.minimum(np.diff(batch.completion_offsets), 3).sum())
-    beyond = np.setdiff1d(np.arange(len(batch.behaviour_logprobs)), at)
-    branching = thoughts + int((np.diff(plain.legal_offsets)[beyond] > 1).sum())
-    (micro,) = plan(batch, range(len(batch.returns)), 4096)
-    assert branching_counts(batch, range(len(batch.returns))).sum() == len(micro.batch_row) == branching
-    assert micro.in_thought.sum() == len(micro.thought_ids) == len(micro.end) == thoughts
-    assert len(micro.legal_ids) == len(micro.chosen) == branching - thoughts and micro.legal_ids.shape[1] <= 5
-    assert {(*ids, end) for ids, end in zip(micro.excluded.tolist(), micro.end, strict=True)} == {(7, 7, 7, 60), (8, 21, 60, 64)}
 
 
 def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(monkeypatch):

@@ -270,6 +270,8 @@ def test_games_that_are_given_twice_are_left_out_however_many(tmp_path: Path, ot
     both = make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet)
     assert len(Positions(both).training) == len(others) - 1
     assert said[1].split()[0] == str(len(others)) and "it occurs twice" in said[1]
+    said.clear()
+    assert make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet) == both and not said, "they are read once"
 
 
 FORMS: dict[str, Callable[[list[Any]], str]] = {
@@ -284,35 +286,22 @@ FORMS: dict[str, Callable[[list[Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_games_are_read_however_the_file_is_written(tmp_path: Path, saved: dict[str, Any], form: Any, encoding: str):
-    file = tmp_path / "games.json"
-    file.write_bytes(form([saved, record(4, 3)]).encode(encoding))
-    told: list[tuple[str, int, int]] = []
-    settings = ImitationSettings(recorded=(file,))
-    folder = make_games(tmp_path / "games", settings, 1, lambda *each: told.append(each))
-    positions = Positions(folder)
-    assert (len(positions.held_out), len(positions.training)) == (14, 3)
-    assert told[-1][0] == "recorded games, bytes" and told[-1][1:] == (file.stat().st_size,) * 2
-    told.clear()
-    assert make_games(tmp_path / "games", settings, 1, lambda *each: told.append(each)) == folder and not told
-
-
 VALUES = [{"a": '[{\\"} ]\n'}, {}, {"b": [{"c": -1.5e10}, None, True]}, {"é": "日本"}, {"d": {"e": {}}}]
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
-def test_values_do_not_depend_on_the_pieces_in_which_a_file_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any, piece: int
+def test_values_depend_neither_on_form_and_encoding_nor_on_the_pieces_in_which_a_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Any, encoding: str, piece: int
 ):
     monkeypatch.setattr(recorded_files, "_PIECE", piece)
     file = tmp_path / "values"
     text = form(VALUES)
-    file.write_bytes(text.encode())
-    found = list(recorded_files.read_values((file, file), lambda done: None))
-    assert [value for _, value in found] == [*VALUES, *VALUES]
+    file.write_bytes(text.encode(encoding))
+    read: list[int] = []
+    found = list(recorded_files.read_values((file, file), read.append))
+    assert [value for _, value in found] == [*VALUES, *VALUES] and read[-1] == 2 * file.stat().st_size
     first = [int(place.split()[4]) for place, _ in found[: len(VALUES)]]
     plain = text.replace("\r\n", "\n")
     if "\n" in plain.strip():
