@@ -1,12 +1,10 @@
 """The automaton accepts exactly the legal sets, each by one path. Damaged tables are refused."""
 
 import asyncio
-import random
 
 import pytest
 
 from entente.decoding.codec import Codec
-from entente.decoding.legal_table import END
 from entente.decoding.table_builder import TableBuilder
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders, OrderKind
@@ -32,26 +30,6 @@ MOVEMENT = LegalOrders(
 def tables(tokens: Tokens) -> TableBuilder:
     """Tables of the small model."""
     return TableBuilder(tokens.codec)
-
-
-def test_real_positions_give_orders_that_the_board_takes_whole(tables: TableBuilder):
-    rng, kinds = random.Random(3), set()
-    for _ in range(4):
-        board = Board.start()
-        for _ in range(45):
-            legal = board.legal_orders()
-            orders = {}
-            for power, choice in legal.items():
-                table, node, ids = tables.table(choice), 0, []
-                while node != END:
-                    ids.append(rng.choice(table.allowed(node).tolist()))
-                    node = table.advance(node, ids[-1])
-                orders[power] = tables.read(ids, choice)
-                assert choice.admits(orders[power]), (power, orders[power])
-                assert tables.spell(orders[power], choice) == ids
-                kinds.add(choice.kind)
-            assert sum(board.step(orders).rejected.values()) == 0
-    assert kinds == set(OrderKind)
 
 
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(0, 0)], ids=["stops early", "is empty"])

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prefect.cache_policies import NO_CACHE
 from prefect.settings import Settings
 from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
-from entente.prefect_server import environment
 from tasks.train_policy import ROLLOUT_RETRIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,11 +136,3 @@ def test_flows_tasks_and_our_server_are_the_same_whatever_the_user_has_set():
     assert settings["server"]["api"]["default_limit"] == 200 and settings["server"]["database"]["migrate_on_start"]
     services = settings["server"]["services"]
     assert all(services[each]["enabled"] for each in ("event_persister", "scheduler", "task_run_recorder", "triggers"))
-
-
-def test_what_is_pinned_replaces_what_the_user_has_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    for name in environment._PINNED:
-        monkeypatch.setenv(name, "the user's")
-    environment.prepare_environment(debug=True)
-    assert {name: os.environ[name] for name in environment._PINNED} == environment._PINNED

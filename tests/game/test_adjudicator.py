@@ -7,7 +7,6 @@ from typing import Any
 import diplomacy
 import pytest
 
-from entente.game.adjudicator import Adjudicator, new_game
 from entente.game.board import Board, BoardPath
 from entente.game.snapshot import Snapshot
 
@@ -24,11 +23,6 @@ def state_of(game: diplomacy.Game) -> dict[str, Any]:
         "popped": list(game.popped),
         "outcome": list(game.outcome),
     }
-
-
-def engine_results(game: diplomacy.Game) -> dict[str, tuple[str, ...]]:
-    marks = game.process().results
-    return {unit: tuple(str(mark) for mark in own if str(mark)) for unit, own in marks.items() if unit != "WAIVE"}
 
 
 def freeze_board(board: Board) -> Snapshot:
@@ -105,22 +99,6 @@ def test_a_fork_shares_nothing_that_a_phase_changes(trieste_falls: Board) -> Non
             if name not in ("convoy_paths_possible", "convoy_paths_dest"):
                 assert not mutable_parts(value, set()) & mutable_parts(copied, set()), f"{name} is shared"
     assert all(power.game is twin for power in twin.powers.values())
-
-
-@pytest.mark.parametrize("coast", ["NC", "SC"])
-@pytest.mark.parametrize("order", ["A GAS S F MAO - SPA", "A GAS H"])
-def test_a_support_without_coast_counts_for_either_coast(coast: str, order: str) -> None:
-    """The canonical spelling omits the coast. It supports either coast, with the loose and with the strict parser."""
-    outcomes = []
-    for game, expand in ((new_game(), False), (diplomacy.Game(), True)):
-        game.clear_units()
-        game.set_units("FRANCE", ["F MAO", "A GAS"])
-        game.set_units("ITALY", ["A SPA"])
-        game.set_orders("FRANCE", [f"F MAO - SPA/{coast}", order], expand=expand)
-        results = game.adjudicate() if isinstance(game, Adjudicator) else engine_results(game)
-        outcomes.append((results, game.get_units()))
-    assert outcomes[0] == outcomes[1]
-    assert (f"F SPA/{coast}" in outcomes[0][1]["FRANCE"]) == ("MAO" in order)
 
 
 def test_convoy_tables_are_shared_and_stay_right(self_play) -> None:

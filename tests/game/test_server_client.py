@@ -46,10 +46,15 @@ def _answers(**answer: object) -> Handler:
     return handler
 
 
+async def _greets(socket: web.WebSocketResponse, request: dict) -> None:
+    await socket.send_str("hello")
+
+
 @pytest.mark.parametrize(
     ("handler", "kind", "sentence"),
     [
         pytest.param(_answers(name="data_key", data="x"), ForeignServerError, "a message of it cannot be read", id="unknown"),
+        pytest.param(_greets, ForeignServerError, "a message of it cannot be read", id="no-message"),
         pytest.param(
             _answers(name="error", error_type="RequestException", message="Unknown request."),
             ForeignServerError,
@@ -66,14 +71,6 @@ def _answers(**answer: object) -> Handler:
 )
 def test_an_answer_of_another_protocol_is_told_from_a_refusal(handler: Handler, kind: type[Exception], sentence: str):
     with pytest.raises(kind, match=sentence):
-        asyncio.run(_with_server(handler, _sign_in))
-
-
-def test_a_message_that_is_no_message_ends_the_connection():
-    async def handler(socket: web.WebSocketResponse, request: dict) -> None:
-        await socket.send_str("hello")
-
-    with pytest.raises(ForeignServerError, match="a message of it cannot be read"):
         asyncio.run(_with_server(handler, _sign_in))
 
 

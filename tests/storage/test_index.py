@@ -16,7 +16,7 @@ import pytest
 from entente.telemetry.errors import DataError
 from storage.gather import MappedShards, ShardDamaged, gather
 from storage.index import Index, open_index
-from storage.ledger import read_ledger, write_ledger
+from storage.ledger import write_ledger
 from storage.run_sql import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -49,16 +49,6 @@ def test_a_batch_holds_the_published_tokens_in_the_order_of_the_selection(paths:
     assert batch.returns.tolist() == shuffled["return"].to_pylist()
     assert batch.advantage_groups.tolist() == shuffled["advantage_group"].to_pylist()
     assert len(batch.legal_ids) == batch.legal_offsets[-1]
-
-
-def test_a_recorded_step_gathers_to_the_same_batch(paths: RunPaths, publish: Any) -> None:
-    publish(range(3), forks=5)
-    index = open_index(paths)
-    rows = index.select_batch(**ASKED)[0]
-    write_ledger(paths, 1, rows, {})
-    first, again = index.gather(rows), Index(paths).gather(read_ledger(paths, 1))
-    for name in type(first).__slots__:
-        np.testing.assert_array_equal(getattr(first, name), getattr(again, name), name)
 
 
 def test_token_counts_are_those_of_the_rows(paths: RunPaths, publish: Any) -> None:

@@ -42,17 +42,6 @@ def test_rows_and_provenance_come_back_from_the_mapped_file(paths: RunPaths, row
     assert table.schema.metadata[b"code"] == b"1f3c"
 
 
-def test_a_repeated_publication_loses_quietly(paths: RunPaths, publish: Callable[..., Any]) -> None:
-    first, decisions = publish(range(3, 5))
-    folder = {path: path.read_bytes() for path in first.path.parent.iterdir()}
-    again, others = publish(range(3, 5))
-    assert again.already and not first.already
-    assert (again.path, again.phases_path, again.start_groups) == (first.path, first.phases_path, (3, 4))
-    assert {path: path.read_bytes() for path in first.path.parent.iterdir()} == folder
-    seeds = {row.seed for row in decisions}
-    assert set(open_shard(first.path)["seed"].to_pylist()) == seeds != {row.seed for row in others}
-
-
 def test_of_two_attempts_at_once_one_wins_with_its_own_phases(
     paths: RunPaths, rows: Any, rng: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
