@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from entente.cli import main
 from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.strength import Score
 from entente.reports.read_run import list_runs
@@ -16,6 +15,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows.open_run import with_run_name
 from storage.runs import RunPaths, check_run_name, resolve_run
+from tests.command import Entente
 
 NOW = 1_700_000_000
 
@@ -37,7 +37,6 @@ def make_run(name: str, *, age: float, done: int = 0, steps: int = 4, summary: b
 def several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run in each state, and what is no run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     make_run("done", age=30, done=4, summary=True)
     make_run("cut", age=20, done=2)
     make_run("begun", age=10)
@@ -97,26 +96,18 @@ def test_a_run_that_goes_on_has_no_trained_score_before_its_last_version_is_scor
         assert {line.name: line.trained_score for line in list_runs(several)}["cut"] == shown
 
 
-def test_the_table_and_the_json_say_the_same(several: Path, capsys: pytest.CaptureFixture[str]):
-    assert main.run(["runs"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [(row[0], row[1]) for row in rows] == [("done", "complete"), ("cut", "interrupted"), ("begun", "interrupted")]
-    assert main.run(["runs", "--json"]) == 0
-    facts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(each["name"], each["state"], each["done"]) for each in facts] == [
-        ("done", "complete", 4),
-        ("cut", "interrupted", 2),
-        ("begun", "interrupted", 0),
-    ]
+def test_the_table_and_the_json_say_the_same(several: Path, entente: Entente):
+    rows = [line.split()[:2] for line in entente("runs").stdout.splitlines()[1:]]
+    facts = [json.loads(line) for line in entente("runs", "--json").stdout.splitlines()]
+    assert rows == [[each["name"], each["state"]] for each in facts]
+    assert {each["name"]: (each["state"], each["done"], each["planned"]) for each in facts} == states(several)
 
 
-def test_a_command_says_which_run_it_took_and_nothing_where_it_was_named(several: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_command_says_which_run_it_took_and_nothing_where_it_was_named(several: Path, entente: Entente):
     make_run("newest", age=0, done=2)
-    assert main.run(["runs", "explain"]) == 0
-    told = capsys.readouterr()
-    assert told.err == "run newest, the latest in runs\n" and told.out
-    assert main.run(["runs", "explain", "--run", "cut"]) == 0
-    assert capsys.readouterr().err == ""
+    latest, named = entente("runs", "explain"), entente("runs", "explain", "--run", "cut")
+    assert latest.stderr == "run newest, the latest in runs\n" and latest.stdout
+    assert named.stderr == "" and named.stdout
 
 
 def test_latest_is_the_run_that_wrote_last_and_other_names_are_themselves(several: Path):
@@ -133,9 +124,9 @@ def test_no_run_can_be_named_latest(several: Path):
         check_settings(RunSettings(run="latest"))
 
 
-def test_nothing_is_removed_of_the_latest_run(several: Path, capsys: pytest.CaptureFixture[str]):
-    assert main.run(["runs", "clean", "--run", "latest"]) == 2
-    assert "name the run" in capsys.readouterr().err
+def test_nothing_is_removed_of_the_latest_run(several: Path, entente: Entente):
+    refused = entente("runs", "clean", "--run", "latest")
+    assert refused.returncode == 2 and "name the run" in refused.stderr
     assert len(list_runs(several)) == 3
 
 
@@ -144,13 +135,12 @@ LONG = "a-run-with-a-name-that-is-as-long-as-one-may-be-" + "x" * 52
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120])
 def test_names_are_whole_however_narrow_the_terminal(
-    several: Path, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    several: Path, entente: Entente, columns: int, monkeypatch: pytest.MonkeyPatch
 ):
-    narrow = Console(width=columns, force_terminal=True, highlight=False, color_system=None)
-    monkeypatch.setattr("entente.cli.runs.output_console", lambda *_: narrow)
+    narrow = {"width": columns, "force_terminal": True, "highlight": False, "color_system": None}
+    monkeypatch.setattr("entente.cli.runs.output_console", lambda *_: Console(**narrow))
     make_run("tiny-seed0-20261128-101010-12ab", age=5, done=4, summary=True)
-    assert main.run(["runs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = entente("runs").stdout.splitlines()
     assert all(len(line) <= columns for line in lines)
     if columns >= 40:
         row = ["tiny-seed0-20261128-101010-12ab", "complete"][: 1 + (columns > 40)]
@@ -158,14 +148,12 @@ def test_names_are_whole_however_narrow_the_terminal(
     if columns >= 80:
         assert "steps" in lines[0] and "trained" in lines[0]
     make_run(LONG, age=4)
-    assert main.run(["runs"]) == 0
-    assert LONG in "".join(line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip())
+    assert LONG in "".join(line.split()[0] for line in entente("runs").stdout.splitlines() if line.strip())
 
 
-def test_a_pipe_has_all_columns_and_whole_names(several: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_pipe_has_all_columns_and_whole_names(several: Path, entente: Entente):
     make_run(LONG, age=5, done=4)
-    assert main.run(["runs"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = entente("runs").stdout.splitlines()
     assert "last written" in lines[0] and any(line.startswith(f"{LONG} ") for line in lines)
 
 

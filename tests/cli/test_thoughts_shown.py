@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from entente.cli import main
 from storage.runs import RunPaths
+from tests.command import Entente
 from tests.thought_rows import LOGPROB, add_thoughts
 
 DECISION = 5422589164285029454
@@ -19,14 +19,14 @@ WICKED = "\x1b[2J<script>alert(1)</script>\nA PAR H\n\u202eétage"
 
 
 @pytest.fixture
-def thinking(stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def thinking(stored_run: RunPaths) -> Callable[..., str]:
     """`entente WORDS` about a run whose decisions have thoughts, some wicked ones ended by force: standard output."""
-    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
 
     def run(*words: str, thoughts: list[tuple[str, bool]]) -> str:
         add_thoughts(stored_run, thoughts)
-        assert main.run([*words, "--run", "before", "--runs-root", str(stored_run.root.parent)]) == 0
-        return capsys.readouterr().out
+        done = Entente(stored_run.root.parent)(*words, "--run", "before", "--runs-root", ".")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return run
 

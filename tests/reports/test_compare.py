@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from entente.cli import main
 from entente.cli.commands import command_line
 from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.settings import EvaluationSettings
@@ -24,6 +23,7 @@ from entente.reports.return_curve import MOST_POINTS, return_curve
 from entente.settings.run_settings import RunSettings
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.runs import RunPaths
+from tests.command import Entente
 from tests.reports.conftest import Page
 
 STEPS = 4
@@ -71,15 +71,15 @@ def compared(*runs: RunPaths) -> Compared:
     return compare_runs(runs)
 
 
-def test_a_damaged_ledger_is_said_and_the_rest_is_compared(make, capsys):
+def test_a_damaged_ledger_is_said_and_the_rest_is_compared(make, entente: Entente):
     first, second = make("a"), make("b")
     file = ledger_path(second, 2)
     file.write_bytes(file.read_bytes()[:-40])
     found = compared(first, second)
     (said,) = found.runs[1].troubles
     assert said.startswith("The curve is left out: ") and found.runs[0].curve and not found.runs[0].troubles
-    assert main.run(["compare", "a", "b", "--runs-root", str(first.root.parent)]) == 0
-    assert "The curve is left out" in capsys.readouterr().out
+    done = entente("compare", "a", "b")
+    assert done.returncode == 0 and "The curve is left out" in done.stdout, done.stderr
 
 
 def score(gains: list[float], **changes: Any) -> ScoreRecord:
@@ -149,14 +149,13 @@ def test_a_point_of_the_curve_has_enough_groups_for_an_interval_and_a_long_run_f
     assert return_curve([], rows.get) == [] and return_curve([1], lambda step: None) == []
 
 
-def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Path, capsys, monkeypatch):
+def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Path, entente: Entente):
     _, paths, _ = trained
     root = tmp_path / "runs"
     for name in ("first", "again"):
         shutil.copytree(paths.root, root / name, ignore=shutil.ignore_patterns("wandb"))
-    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
-    assert main.run(["compare", "first", "again", "--runs-root", str(root)]) == 0
-    assert "finished steps" in capsys.readouterr().out
+    done = entente("compare", "first", "again")
+    assert done.returncode == 0 and "finished steps" in done.stdout, done.stderr
     facts = compared(*(RunPaths(root / name) for name in ("first", "again")))
     assert not facts.settings
     for _, count in TOTALS.values():
@@ -171,14 +170,12 @@ def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Pa
     assert not [source for source in sources if source.startswith(("http", "/", "file"))]
 
 
-def test_a_pattern_names_several_runs_and_each_is_compared_with_the_first(make, capsys):
-    root = make("base").root.parent
+def test_a_pattern_names_several_runs_and_each_is_compared_with_the_first(make, entente: Entente):
+    make("base")
     for name in ("sweep-1", "sweep-2"):
         make(name, seed=3)
-    assert main.run(["compare", "base", "sweep-*", "--runs-root", str(root)]) == 0
-    out = capsys.readouterr().out
-    assert str(root / "base" / "compare-sweep-1-and-1-more.html") in out
-    assert "  seed" in out
+    out = entente("compare", "base", "sweep-*").stdout
+    assert "runs/base/compare-sweep-1-and-1-more.html" in out and "  seed" in out
 
 
 @pytest.mark.parametrize(
@@ -189,10 +186,9 @@ def test_a_pattern_names_several_runs_and_each_is_compared_with_the_first(make, 
         pytest.param(["a", "b"], "is no complete record of settings", id="damaged settings"),
     ],
 )
-def test_what_cannot_be_compared_is_one_sentence_and_exit_code_2(make, capsys, words: list[str], sentence: str):
-    root = make("a").root.parent
+def test_what_cannot_be_compared_is_one_sentence_and_exit_code_2(make, entente: Entente, words: list[str], sentence: str):
+    make("a")
     make("b").settings.write_text("{")
     make("c")
-    assert main.run(["compare", *words, "--runs-root", str(root)]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and len(said.err.splitlines()) == 1 and sentence in said.err
+    done = entente("compare", *words)
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1 and sentence in done.stderr
