@@ -89,40 +89,29 @@ def test_bytes_round_trip_and_a_table_without_a_thought_has_the_bytes_that_it_al
     assert plain.to_bytes() == np.concatenate([header, plain.offsets, plain.token_ids, plain.next_nodes]).astype("<i4").tobytes()
 
 
+MARKER_ENDS = replace(small_thought(), token_ids=np.array([5, 4, 1, 2, 5], np.int32))
+TWO_MARKERS = replace(
+    small_thought(),
+    offsets=np.array([0, 2, 3, 5, 6], np.int32),
+    token_ids=np.array([0, 3, 4, 1, 2, 5], np.int32),
+    next_nodes=np.array([1, 1, 2, 3, 3, END], np.int32),
+)
+
+
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        (small_thought(0), "must be at least 1"),
-        (small_thought(end=7), "outside the vocabulary of 6"),
-        (small_thought(excluded=(4,)), "another one ends its completions"),
-        (small_thought(excluded=(5, 4)), "another one ends its completions"),
-        (small_thought(excluded=(4, 6)), "another one ends its completions"),
-        (small_thought(excluded=()), "another one ends its completions"),
-        (small_thought(excluded=(3, 5)), "without a single token that ends it"),
-        (replace(small_thought(), longest=4), "longest completion of 4 tokens, but has one of 6"),
-        (replace(small_thought(), token_ids=np.array([5, 4, 1, 2, 5], np.int32)), "without a single token that ends it"),
-        (
-            replace(
-                small_thought(),
-                offsets=np.array([0, 2, 3, 5, 6], np.int32),
-                token_ids=np.array([0, 3, 4, 1, 2, 5], np.int32),
-                next_nodes=np.array([1, 1, 2, 3, 3, END], np.int32),
-            ),
-            "without a single token that ends it",
-        ),
+        pytest.param(small_thought(0), "must be at least 1", id="no budget"),
+        pytest.param(small_thought(end=7), "outside the vocabulary of 6", id="beyond"),
+        pytest.param(small_thought(excluded=(4,)), "another one ends its completions", id="not the end"),
+        pytest.param(small_thought(excluded=(5, 4)), "another one ends its completions", id="not in order"),
+        pytest.param(small_thought(excluded=(4, 6)), "another one ends its completions", id="excluded beyond"),
+        pytest.param(small_thought(excluded=()), "another one ends its completions", id="none excluded"),
+        pytest.param(small_thought(excluded=(3, 5)), "without a single token that ends it", id="marker excluded"),
+        pytest.param(replace(small_thought(), longest=4), "longest completion of 4 tokens, but has one of 6", id="length"),
+        pytest.param(MARKER_ENDS, "without a single token that ends it", id="marker ends"),
+        pytest.param(TWO_MARKERS, "without a single token that ends it", id="two markers"),
     ],
-    ids=[
-        "no budget",
-        "beyond",
-        "not the end",
-        "not in order",
-        "excluded beyond",
-        "none excluded",
-        "marker excluded",
-        "length",
-        "marker ends",
-        "two markers",
-    ],  # fmt: skip,
 )
 def test_a_received_thought_that_breaks_a_rule_is_refused(table: LegalTable, sentence: str):
     with pytest.raises(DataError, match=sentence):

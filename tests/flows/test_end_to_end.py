@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.ipc
 import pytest
 
 from entente.evaluation.intervals import format_count
 from storage.ledger import ledger_path, read_ledger, recorded_steps
 from storage.runs import RunPaths
+from tests.shard_rows import read_rows, shard_files
 
 PROMISED = {
     "base_score",
@@ -29,14 +29,6 @@ PROMISED = {
     "orders_rejected",
     "run",
 }
-
-
-def rows(paths: RunPaths) -> list[dict[str, Any]]:
-    """Every decision of every shard, read without any of the project's code, in the order of the files."""
-    shards = [
-        file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".phases.arrow") and file.name[0] != "."
-    ]
-    return [row for file in shards for row in pyarrow.ipc.open_file(file).read_all().to_pylist()]
 
 
 def manifest(paths: RunPaths, version: int) -> dict[str, Any]:
@@ -75,7 +67,7 @@ def test_the_run_folder_holds_everything_that_the_design_names(trained):
 
 def test_each_version_that_was_published_drew_the_next_step_s_rows(trained):
     _, paths, _ = trained
-    sampled_by = {(row["start_group"] // 2, row["policy_version"], row["adapter_hash"]) for row in rows(paths)}
+    sampled_by = {(row["start_group"] // 2, row["policy_version"], row["adapter_hash"]) for row in read_rows(*shard_files(paths))}
     assert sampled_by == {(0, 0, "base"), (1, 1, manifest(paths, 1)["adapter_hash"])}
 
 
@@ -83,7 +75,7 @@ def test_every_trained_row_was_played_and_stands_in_one_step_at_lag_zero(trained
     _, paths, _ = trained
     used = used_rows(paths)
     assert max(Counter(row["decision_id"] for step in used.values() for row in step).values()) == 1
-    sampled_by = {row["decision_id"]: row["policy_version"] for row in rows(paths)}
+    sampled_by = {row["decision_id"]: row["policy_version"] for row in read_rows(*shard_files(paths))}
     assert [{sampled_by[row["decision_id"]] for row in used[step]} for step in (1, 2)] == [{0}, {1}]
 
 
@@ -131,5 +123,5 @@ main()
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("entente: ")]
     assert "trainer and engine disagree on version 0" in sentence and "Traceback" not in done.stderr
     paths = RunPaths(workplace.folder / "runs" / "liar")
-    assert {row["temperature"] for row in rows(paths)} == {1.0}
+    assert {row["temperature"] for row in read_rows(*shard_files(paths))} == {1.0}
     assert not ledger_path(paths, 1).exists() and not list(paths.adapters.iterdir())

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from storage.runs import RunPaths
-from storage.shards import open_shard
 from tests.chaos.audit_run import audit, decisions
+from tests.shard_rows import read_rows, shard_files
 
 
 class Killer:
@@ -66,8 +66,7 @@ def weights(paths: RunPaths, version: int) -> bytes:
 
 def opponents(paths: RunPaths) -> set[str]:
     """Everybody who played against the policy."""
-    shards = [file for file in (paths.shards / "local").glob("*.arrow") if not file.name.endswith(".phases.arrow")]
-    met = {text for file in shards for text in open_shard(file)["opponents"].to_pylist()}
+    met = {row["opponents"] for row in read_rows(*shard_files(paths))}
     return {seat.partition("=")[2] for text in met for seat in text.split(",")}
 
 

@@ -17,6 +17,7 @@ import pytest
 from entente.inference.server_process import free_port
 from storage.runs import RunPaths
 from storage.shards import open_shard
+from tests.shard_rows import shard_files
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = "import tasks.dask_rollouts as dask; dask.SCHEDULER_BACK_S = 2; from entente.cli.main import main; main()"
@@ -35,17 +36,9 @@ def wait(seconds: float, what: str, done: Callable[[], Any], *alive: subprocess.
     raise AssertionError(f"{what} took more than {seconds} s")
 
 
-def shards(paths: RunPaths) -> list[Path]:
-    return [
-        file
-        for file in sorted(paths.shards.rglob("*.arrow"))
-        if not file.name.startswith(".") and not file.name.endswith(".phases.arrow")
-    ]
-
-
 def sides(paths: RunPaths) -> set[str]:
     """Processes that played, by the metadata of the shards."""
-    metadata = (open_shard(file).schema.metadata or {} for file in shards(paths))
+    metadata = (open_shard(file).schema.metadata or {} for file in shard_files(paths))
     return {each.get(b"side", b"").decode() for each in metadata}
 
 
@@ -107,6 +100,6 @@ def test_a_worker_and_the_scheduler_are_killed_and_no_row_is_lost_or_doubled(wor
     assert summary["steps"] == steps and summary["orders_rejected"] == 0
     ledgers = [pyarrow.ipc.open_file(file).read_all() for file in paths.ledger.glob("step-*.arrow")]
     assert len(ledgers) == steps
-    for tables in (map(open_shard, shards(paths)), ledgers):
+    for tables in (map(open_shard, shard_files(paths)), ledgers):
         names = [name for table in tables for name in table["decision_id"].to_pylist()]
         assert len(set(names)) == len(names) > 0

@@ -19,9 +19,9 @@ from entente.inference.server_arguments import MODULE, server_arguments, server_
 from entente.inference.server_process import free_port
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from storage.runs import RunPaths
-from storage.shards import open_shard
 from tests.command import Entente
-from tests.flows.test_scale_out import shards, wait
+from tests.flows.test_scale_out import wait
+from tests.shard_rows import read_rows, shard_files
 
 pytestmark = [pytest.mark.vllm, pytest.mark.system]
 KEY = "a key of both servers"
@@ -71,7 +71,7 @@ def servers(small_model: Path, tmp_path: Path) -> Iterator[dict[int, subprocess.
 
 def sampled_by(paths: RunPaths) -> set[str]:
     """The servers that drew rows."""
-    return {worker for file in shards(paths) for worker in open_shard(file)["worker"].to_pylist() if worker}
+    return {row["worker"] for row in read_rows(*shard_files(paths)) if row["worker"]}
 
 
 @pytest.mark.in_turn
@@ -95,7 +95,7 @@ def test_a_run_over_two_vllm_servers_loses_and_doubles_nothing_when_one_is_kille
     assert process.returncode == 0, err
     summary = json.loads(out.splitlines()[-1])
     assert summary["steps"] == STEPS and summary["orders_rejected"] == 0
-    rows = [row for file in shards(paths) for row in open_shard(file).select(["decision_id", "worker"]).to_pylist()]
+    rows = read_rows(*shard_files(paths))
     assert len({row["decision_id"] for row in rows}) == len(rows) > 0
     assert len(sampled_by(paths)) == 2
     figures = [json.loads(line) for line in paths.metrics.read_text().splitlines()]

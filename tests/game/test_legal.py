@@ -64,27 +64,16 @@ def test_count_and_membership_are_those_of_all_legal_sets(case: LegalOrders) -> 
 @pytest.mark.parametrize(
     ("listed", "kept"),
     [
-        (["A MAR S F MAO - SPA/NC", "A MAR S F MAO - SPA", "WAIVE"], ("A MAR S F MAO - SPA",)),
-        (["A MAR S F MAO - SPA/NC"], ("A MAR S F MAO - SPA/NC",)),
-        (["F MAO - SPA/SC", "F MAO - SPA/NC"], ("F MAO - SPA/NC", "F MAO - SPA/SC")),
-        (["A MAR S F SPA/NC", "A MAR H"], ("A MAR H", "A MAR S F SPA/NC")),
-        (
-            ["A MAR S F SPA/NC - GAS", "A MAR S A BUR - GAS"],
-            ("A MAR S A BUR - GAS", "A MAR S F SPA/NC - GAS"),
-        ),
-        (["F STP/SC B", "A STP B", "WAIVE", "F STP/NC B"], ("A STP B", "F STP/NC B", "F STP/SC B")),
-    ],
-    ids=[
-        "longer spelling goes",
-        "only spelling stays",
-        "moves keep coasts",
-        "units keep coasts",
-        "source coast stays",
-        "builds",
+        pytest.param("A MAR S F MAO - SPA/NC, A MAR S F MAO - SPA, WAIVE", "A MAR S F MAO - SPA", id="longer spelling goes"),
+        pytest.param("A MAR S F MAO - SPA/NC", "A MAR S F MAO - SPA/NC", id="only spelling stays"),
+        pytest.param("F MAO - SPA/SC, F MAO - SPA/NC", "F MAO - SPA/NC, F MAO - SPA/SC", id="moves keep coasts"),
+        pytest.param("A MAR S F SPA/NC, A MAR H", "A MAR H, A MAR S F SPA/NC", id="units keep coasts"),
+        pytest.param("A MAR S F SPA/NC - GAS, A MAR H", "A MAR H, A MAR S F SPA/NC - GAS", id="source coast stays"),
+        pytest.param("F STP/SC B, A STP B, WAIVE, F STP/NC B", "A STP B, F STP/NC B, F STP/SC B", id="builds"),
     ],
 )
-def test_options_of_a_site_are_canonical(listed: list[str], kept: tuple[str, ...]) -> None:
-    assert canonical_options(listed) == kept
+def test_options_of_a_site_are_canonical(listed: str, kept: str) -> None:
+    assert canonical_options(listed.split(", ")) == tuple(kept.split(", "))
 
 
 def test_sites_and_options_are_sorted_and_of_the_power(self_play) -> None:

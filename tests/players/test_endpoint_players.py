@@ -223,7 +223,7 @@ def test_only_so_many_requests_are_in_flight(tmp_path, monkeypatch):
 
 
 def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, positions, tmp_path):
-    """Rows name it, its orders are in the phases, and a repeated task asks nothing."""
+    """Rows name it, and a repeated task asks nothing; that rows and phases fit together is in test_opponents.py."""
 
     async def rolled(player: str) -> tuple:
         settings = RolloutSettings(
@@ -241,26 +241,11 @@ def test_an_endpoint_among_the_opponents_of_rollouts(uniform_engine, tokens, pos
     with EndpointServer(plays) as server:
         first, counts = asyncio.run(rolled(server.player))
     assert all(fork.status == "complete" for fork in first) and counts.missing == 0 and counts.answers >= len(server.requests) > 6
-    moved = set()
     for row in decisions_of(first):
         seats = read_opponents(row.opponents, [power for power in POWERS if power != row.power])
         assert set(seats.values()) == {server.player, "hold"}
-        phases = [
-            phase_row
-            for phase_row in phases_of(first)
-            if phase_row.start_group == row.start_group and phase_row.phase.endswith("M")
-        ]
-        moved |= {
-            seats[p]
-            for phase_row in phases
-            for p, o in json.loads(phase_row.orders).items()
-            if p in seats and " H" not in "".join(o)
-        }
-    assert moved == {server.player}
     again, _ = asyncio.run(rolled(server.player))
-    assert [phase_row.orders for phase_row in phases_of(again)] == [phase_row.orders for phase_row in phases_of(first)], (
-        "the endpoint is off"
-    )
+    assert [row.orders for row in phases_of(again)] == [row.orders for row in phases_of(first)], "the endpoint is off"
 
 
 def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, positions, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from entente.reports.inspect_rows import Inspector
 from entente.settings.layers import settings_of
 from storage.ledger import ledger_path, read_ledger
 from storage.runs import MODEL_FOLDER, RunPaths
-from storage.shards import open_shard
+from tests.shard_rows import read_rows, shard_files
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,7 @@ def rows(paths: RunPaths) -> Inspector:
 @pytest.fixture(scope="module")
 def stored(paths: RunPaths) -> list[dict]:
     """All rows, as the shards hold them."""
-    shards = [file for file in sorted(paths.shards.rglob("*.arrow")) if not file.name.endswith(".phases.arrow")]
-    return [row for shard in shards for row in open_shard(shard).to_pylist()]
+    return read_rows(*shard_files(paths))
 
 
 def test_a_decision_is_shown_as_it_was_drawn(rows, stored):
@@ -95,7 +94,7 @@ def test_an_advantage_is_the_return_less_the_mean_of_the_other_forks(rows, paths
     course = rows.course(members[0])
     assert course[0][0] == first["phase"] and len(course[-1][1]) - len(course[0][1]) == sum(
         row["centres_gained"]
-        for row in open_shard(paths.shards / first["shard"]).to_pylist()
+        for row in read_rows(paths.shards / first["shard"])
         if (row["start_group"], row["fork"], row["power"]) == (first["start_group"], members[0]["fork"], first["power"])
         and row["phase_index"] >= members[0]["phase_index"]
     )

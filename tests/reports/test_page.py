@@ -6,10 +6,6 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from entente.cli.commands import command_line
 from entente.evaluation.score_files import read_score, track_label, write_score
@@ -22,21 +18,9 @@ from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
 from tests.damage import flip
 from tests.reports.conftest import Page, metric_lines
+from tests.shard_rows import read_rows, shard_files
 
 MakePage = Callable[[RunPaths], Page]
-
-
-def arrow_rows(folder: Path, pattern: str) -> list[dict[str, Any]]:
-    """Rows of all Arrow files of a folder, read without any of the code under test."""
-    found = []
-    for file in sorted(folder.rglob(pattern)):
-        with pa.memory_map(str(file)) as source:
-            found += [row | {"file": file.stem} for row in pa.ipc.open_file(source).read_all().to_pylist()]
-    return found
-
-
-def shards(paths: RunPaths) -> list[Path]:
-    return [file for file in sorted(paths.shards.rglob("*.arrow")) if re.fullmatch(r"\d+", file.stem)]
 
 
 def per_cent(share: float) -> str:
@@ -52,9 +36,9 @@ def test_scores_and_counts_are_those_of_the_run_s_own_files(run_folder: RunPaths
     assert "and an interval takes 6" in page.text, "four positions are of fewer than six games"
     assert f"a random player gains {summary['random_score']:+.2f}" in page.text
     assert f"the imitated teacher {summary['teacher_score']:+.2f}" in page.text
-    assert page.count("decisions rolled out") == sum(len(arrow_rows(file.parent, file.name)) for file in shards(run_folder))
+    assert page.count("decisions rolled out") == len(read_rows(*shard_files(run_folder)))
     assert page.count("decisions rolled out") == summary["decisions"] == read_run(run_folder).decisions
-    assert page.count("decisions trained on") == len(arrow_rows(run_folder.ledger, "step-*.arrow"))
+    assert page.count("decisions trained on") == len(read_rows(*run_folder.ledger.rglob("step-*.arrow")))
     assert "Complete: 2 steps" in page.text
 
 
@@ -134,14 +118,14 @@ def test_a_run_whose_process_lives_is_running_and_one_whose_process_died_is_not(
 
 
 def test_a_damaged_shard_is_counted_and_named_with_its_reason(run_folder: RunPaths, page_of: MakePage):
-    shard = shards(run_folder)[0]
-    lost, rows = (sum(len(arrow_rows(file.parent, file.name)) for file in files) for files in ([shard], shards(run_folder)))
+    shard, *others = shard_files(run_folder)
+    left = len(read_rows(*others))
     flip(shard)
     page = page_of(run_folder)
     assert page.count("shards set aside") == 1
     assert "1 shard was set aside as damaged" in page.text
     assert f"{shard.parent.name}/{shard.name}" in page.text
-    assert read_facts(run_folder).rows.decisions == rows - lost
+    assert read_facts(run_folder).rows.decisions == left
 
 
 def test_versions_that_another_program_scored_are_named_even_if_no_curve_is_left(run_folder: RunPaths, page_of: MakePage):

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from entente.game.board import Board
@@ -20,6 +19,7 @@ from storage.runs import MODEL_FOLDER, RunPaths
 from tests.conftest import Entente
 from tests.damage import flip
 from tests.reports.conftest import Page
+from tests.shard_rows import read_rows, shard_files
 from tests.thought_rows import add_thoughts
 
 LINE, END = 1, 2
@@ -46,19 +46,9 @@ def replayed(trained: tuple[dict[str, Any], RunPaths, object], model: Path) -> C
     return lambda name: read_game(trained[1], name, model)
 
 
-def rows_of(paths: RunPaths, pattern: str) -> list[dict[str, Any]]:
-    """Rows of a run's files, read without any of the code under test."""
-    found = []
-    for file in sorted(paths.shards.rglob(pattern)):
-        if pattern == "*.phases.arrow" or not file.name.endswith(".phases.arrow"):
-            with pa.memory_map(str(file)) as source:
-                found += pa.ipc.open_file(source).read_all().to_pylist()
-    return found
-
-
 def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed: Callable[[str], ReplayedGame]):
     paths = trained[1]
-    rows = [row for row in rows_of(paths, "*.arrow") if (row["start_group"], row["fork"]) == (1, 2)]
+    rows = [row for row in read_rows(*shard_files(paths)) if (row["start_group"], row["fork"]) == (1, 2)]
     game = replayed("1/2")
     shown = {
         (phase_row.number, power): (phase_row, decision)
@@ -79,7 +69,8 @@ def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed:
 
 
 def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed: Callable[[str], ReplayedGame]):
-    stored = [row for row in rows_of(trained[1], "*.phases.arrow") if (row["start_group"], row["fork"]) == (0, 0)]
+    phases = read_rows(*trained[1].shards.rglob("*.phases.arrow"))
+    stored = [row for row in phases if (row["start_group"], row["fork"]) == (0, 0)]
     game = replayed("0/0")
     assert [phase_row.number for phase_row in game.phases] == sorted(row["phase_index"] for row in stored)
     for phase_row, following in zip(game.phases, game.phases[1:], strict=False):
@@ -98,9 +89,8 @@ def test_a_game_s_boards_follow_from_one_another_by_its_orders(trained, replayed
 def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, replayed: Callable[[str], ReplayedGame]):
     used: dict[int, list[tuple[int, int]]] = {}
     for file in sorted(trained[1].ledger.rglob("step-*.arrow")):
-        with pa.memory_map(str(file)) as source:
-            for row in pa.ipc.open_file(source).read_all().to_pylist():
-                used.setdefault(row["decision_id"], []).append((int(file.stem[5:]), row["policy_lag"]))
+        for row in read_rows(file):
+            used.setdefault(row["decision_id"], []).append((int(file.stem[5:]), row["policy_lag"]))
     games = [replayed(f"{group}/{fork}") for group in range(2) for fork in range(4)]
     decisions = [decision for game in games for phase_row in game.phases for decision in phase_row.decisions.values()]
     assert any(decision["used"] for decision in decisions)
@@ -108,7 +98,7 @@ def test_the_lag_of_a_decision_is_that_of_the_step_that_trained_on_it(trained, r
 
 
 def test_games_go_by_several_names(trained, replayed: Callable[[str], ReplayedGame]):
-    rows = rows_of(trained[1], "*.arrow")
+    rows = read_rows(*shard_files(trained[1]))
     gains: dict[tuple[int, int], float] = {}
     for row in rows:
         key = (row["start_group"], row["fork"])

@@ -4,16 +4,14 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from storage.arrow_files import SCHEMA_VERSION
 from storage.runs import RunPaths
 from storage.shards import publish_shard
+from tests.shard_rows import read_rows, shard_files
 from tests.storage.make_rows import make_decision, make_phase, make_shard_rows
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data-format.md").read_text()
@@ -51,14 +49,8 @@ def test_the_snippet_asks_shards_and_phases_of_several_producers_with_duckdb(tmp
 
 
 def test_the_last_phase_index_of_a_fork_has_no_orders_and_no_decision(stored_run: RunPaths):
-    shards = stored_run.shards
-    phases = read_rows(file for file in shards.glob("*/*.phases.arrow"))
-    asked = read_rows(file for file in shards.glob("*/*.arrow") if not file.name.endswith(".phases.arrow"))
+    phases, asked = read_rows(*stored_run.shards.rglob("*.phases.arrow")), read_rows(*shard_files(stored_run))
     last = {(row["start_group"], row["fork"]): row["phase_index"] for row in sorted(phases, key=lambda row: row["phase_index"])}
     assert len(last) > 1 and len(phases) > len(last) and len(asked) > len(last)
     assert all((row["orders"] == "{}") == (row["phase_index"] == last[row["start_group"], row["fork"]]) for row in phases)
     assert all(row["phase_index"] < last[row["start_group"], row["fork"]] for row in asked)
-
-
-def read_rows(files: Iterable[Path]) -> list[dict[str, Any]]:
-    return [row for file in files for row in pa.ipc.open_file(pa.memory_map(str(file))).read_all().to_pylist()]
