@@ -96,7 +96,6 @@ _SERVED = {
     "tests/cli/test_watch.py",
     "tests/flows/test_damage.py",
     "tests/flows/test_end_to_end.py",
-    "tests/flows/test_matches.py",
     "tests/prefect_server/test_database.py",
     "tests/reports/test_command.py",
     "tests/reports/test_compare.py",

@@ -28,12 +28,6 @@ def test_a_dry_run_shows_runs_and_what_they_share_and_writes_nothing(entente):
     assert not (entente.folder / "runs").exists()
 
 
-def test_bad_input_is_one_sentence_and_exit_code_2(entente):
-    (entente.folder / "sweep.toml").write_text('name = "a"\nseeds = [0]\n[settings]\ntraining.learning_rate = [0, "fast"]')
-    ended = entente("sweep", "sweep.toml")
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1 and "training.learning_rate" in ended.stderr
-
-
 @pytest.fixture(scope="module")
 def swept(workplace: Entente, trained: Any) -> tuple[list[RunPaths], subprocess.CompletedProcess[str]]:
     """The two runs and what was said; the second has the settings of the run `first`, which was trained alone."""

@@ -5,11 +5,6 @@ import json
 import pytest
 
 
-def test_a_player_that_is_not_there_is_one_sentence(workplace, trained):
-    refused = workplace("evaluate", "--run", "first", "--players", "v7,base")
-    assert refused.returncode == 2 and "run 'first' has no policy version 7; its newest is 2" in refused.stderr
-
-
 @pytest.mark.in_turn
 @pytest.mark.system
 def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(workplace, trained, model):

@@ -24,60 +24,47 @@ from entente.telemetry.errors import DataError, EngineError
 Spoil = Callable[[dict[str, Any]], object]
 
 
-def another_name(answer: dict[str, Any]) -> None:
-    answer["model"] = "v99-00000000"
+def _entries(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The drawn tokens with their log-probabilities."""
+    return answer["choices"][0]["logprobs"]["content"]
 
 
 def illegal_path(answer: dict[str, Any]) -> None:
-    content = answer["choices"][0]["logprobs"]["content"]
-    answer["choices"][0]["token_ids"][0] = content[0]["token_id"] = 10**6
+    answer["choices"][0]["token_ids"][0] = _entries(answer)[0]["token_id"] = 10**6
 
 
 def ids_in_text(answer: dict[str, Any]) -> None:
     """As vLLM 0.26 answers."""
-    for entry in answer["choices"][0]["logprobs"]["content"]:
+    for entry in _entries(answer):
         entry["token"] = f"token_id:{entry.pop('token_id')}"
 
 
-def not_a_number(answer: dict[str, Any]) -> None:
-    answer["choices"][0]["logprobs"]["content"][0]["logprob"] = float("nan")
-
-
-def clamped(answer: dict[str, Any]) -> None:
-    answer["choices"][0]["logprobs"]["content"][0]["logprob"] = -9999.0
-
-
 def before_the_mask(answer: dict[str, Any]) -> None:
-    for entry in answer["choices"][0]["logprobs"]["content"]:
+    for entry in _entries(answer):
         entry["logprob"] -= 1.0
 
 
-def above_one(answer: dict[str, Any]) -> None:
-    answer["choices"][0]["logprobs"]["content"][0]["logprob"] = 0.5
-
-
 def half_a_path(answer: dict[str, Any]) -> None:
-    choice = answer["choices"][0]
-    half = len(choice["token_ids"]) // 2
-    choice["token_ids"], choice["logprobs"]["content"] = choice["token_ids"][:half], choice["logprobs"]["content"][:half]
-
-
-def fewer_logprobs(answer: dict[str, Any]) -> None:
-    del answer["choices"][0]["logprobs"]["content"][-1]
-
-
-def no_logprobs(answer: dict[str, Any]) -> None:
-    answer["choices"][0]["logprobs"] = None
+    for tokens in (answer["choices"][0]["token_ids"], _entries(answer)):
+        del tokens[len(tokens) // 2 :]
 
 
 def probability_one(answer: dict[str, Any]) -> None:
-    for entry in answer["choices"][0]["logprobs"]["content"]:
+    for entry in _entries(answer):
         entry["logprob"] = 0.0
 
 
-LIES: tuple[Spoil, ...] = (
-    another_name, illegal_path, not_a_number, clamped, before_the_mask, above_one, half_a_path, fewer_logprobs, no_logprobs,
-)  # fmt: skip
+LIES: dict[str, Spoil] = {
+    "another name": lambda answer: answer.update(model="v99-00000000"),
+    "illegal path": illegal_path,
+    "not a number": lambda answer: _entries(answer)[0].update(logprob=float("nan")),
+    "clamped": lambda answer: _entries(answer)[0].update(logprob=-9999.0),
+    "before the mask": before_the_mask,
+    "above one": lambda answer: _entries(answer)[0].update(logprob=0.5),
+    "half a path": half_a_path,
+    "fewer logprobs": lambda answer: _entries(answer).pop(),
+    "no logprobs": lambda answer: answer["choices"][0].update(logprobs=None),
+}
 
 
 class VllmDouble:
