@@ -51,6 +51,11 @@ def cells(printed: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")] for line in bare]
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file and folder below, byte for byte."""
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
 class Entente:
     """The `entente` command in a folder, with none of this process's settings.
 

@@ -4,6 +4,7 @@ import json
 import sys
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,8 @@ import pytest
 from entente.cli.doctor import check_run, check_size, check_versions, verdict
 from entente.settings import find_model
 from entente.telemetry import cards
-from entente.telemetry.cards import Card
 from tests.command import Entente
+from tests.telemetry.fake_nvml import card
 
 
 @pytest.fixture
@@ -92,8 +93,7 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_a_card_that_cannot_compute_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, path: str | None, names: set
 ):
-    card = Card(uuid="GPU-0", index=0, name="H100", total=80 << 30, free=79 << 30, driver=driver, mig=False)
-    monkeypatch.setattr(cards, "visible_cards", lambda: (card,))
+    monkeypatch.setattr(cards, "visible_cards", lambda: (replace(card(0), driver=driver),))
     monkeypatch.setattr(cards, "torch_cuda", lambda: (13, 0))
     monkeypatch.setattr(find_model, "check_room", lambda *_, **__: None)
     (tmp_path / "Python.h").touch()

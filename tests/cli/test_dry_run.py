@@ -25,11 +25,7 @@ from entente.training.first_guess import matrix_rate
 from entente.training.settings import TinyModelSettings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file and folder below, byte for byte."""
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+from tests.command import content
 
 
 def size(*folders: Path) -> int:

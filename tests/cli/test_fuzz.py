@@ -21,6 +21,7 @@ from entente.cli.commands import command_line
 from entente.cli.main import run
 from entente.settings.layers import layered_settings
 from storage.runs import RunPaths
+from tests.command import content
 
 READS = {("cache", "show"), ("model", "show"), ("sql",), ("doctor",)}
 """Commands that only look, and so have no dry run."""
@@ -56,11 +57,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bare" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file and folder below."""
-    return {str(path): path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
 def ends_well(folder: Path, words: list[str]) -> int:

@@ -5,6 +5,7 @@ import logging
 import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -73,22 +74,19 @@ def test_room_that_somebody_makes_lets_the_flow_go_on(monkeypatch: pytest.Monkey
     assert run_flow.run_flow(works) == "done" and len(said) == 2, "it was full twice"
 
 
-@pytest.mark.parametrize(("full", "raised"), [(True, DiskFullError), (False, RuntimeError)])
-def test_prefect_s_own_error_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch, full: bool, raised: type[Exception]):
+PREFECT_S, OURS = RuntimeError("Server error '500 Internal Server Error'"), TrainingError("the trainer refused a batch")
+
+
+@pytest.mark.parametrize(
+    ("full", "error", "raised"),
+    [(True, PREFECT_S, DiskFullError), (False, PREFECT_S, RuntimeError), (True, OURS, TrainingError)],
+    ids=["on a full disk", "with room", "an error of the run itself"],
+)
+def test_prefect_s_own_error_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch, full: bool, error: Exception, raised: Any):
     Disk(monkeypatch, full)
 
     async def fails() -> None:
-        raise RuntimeError("Server error '500 Internal Server Error'")
+        raise error
 
     with pytest.raises(raised):
-        run_flow.run_flow(fails)
-
-
-def test_an_error_of_the_run_itself_stays_its_own(monkeypatch: pytest.MonkeyPatch):
-    Disk(monkeypatch, True)
-
-    async def fails() -> None:
-        raise TrainingError("the trainer refused a batch")
-
-    with pytest.raises(TrainingError):
         run_flow.run_flow(fails)

@@ -15,10 +15,11 @@ import pytest
 
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.cards import Card, CardPlan
+from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run
 from storage.files import file_lock
+from tests.telemetry.fake_nvml import card
 
 
 @pytest.fixture
@@ -135,12 +136,6 @@ def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_forme
     with pytest.raises(ZeroDivisionError):
         opened(longer, resume=True)
     assert open_run.finished_summary(longer) is None
-
-
-def card(place: int) -> Card:
-    return Card(
-        uuid=f"GPU-{place}", index=place, name="H100", total=80 << 30, free=80 << 30, driver="580", mig=False,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

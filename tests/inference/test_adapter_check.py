@@ -20,6 +20,7 @@ from entente.records.policy_version import PolicyVersion, version_in
 from entente.telemetry.errors import DataError
 from storage.adapters import publish_adapter
 from storage.runs import RunPaths
+from tests.chat_models import set_config
 from tests.families import save_family
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -43,11 +44,7 @@ def adapter(good: Path, tmp_path: Path) -> Path:
 
 
 def change_config(**fields: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        config = json.loads((folder / CONFIG).read_text())
-        (folder / CONFIG).write_text(json.dumps(config | fields))
-
-    return change
+    return lambda folder: set_config(folder, CONFIG, **fields)
 
 
 def change_weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:

@@ -22,8 +22,9 @@ from entente.inference.memory_plan import (
     trainer_share,
 )
 from entente.inference.settings import InferenceSettings
-from entente.telemetry.cards import Card, CardPlan
+from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
+from tests.telemetry.fake_nvml import card
 
 SEVEN_B = ModelShape(
     family="qwen2",
@@ -136,12 +137,6 @@ def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(mod
     check_memory(shape, settings, machine=Machine(memory=plan.needed))
     said = refusal(shape, Machine(memory=plan.needed - 1), **settings.model_dump())
     assert "lower inference.max_sequences" in said
-
-
-def card(place: int, *, total: int = 80, free: int = 80, mig: bool = False) -> Card:
-    return Card(
-        uuid=f"GPU-{place}", index=place, name="H100", total=total * GIB, free=free * GIB, driver="580", mig=mig,
-    )  # fmt: skip
 
 
 def test_an_engine_over_two_cards_holds_half_of_weights_and_cache_on_each():

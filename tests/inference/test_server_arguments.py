@@ -1,6 +1,5 @@
 """The command of vLLM's server: what the settings say, our processor, and nothing secret."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,9 @@ from entente.inference import server_arguments as module
 from entente.inference.page_gate import PageGate
 from entente.inference.server_arguments import command_text, server_arguments, server_environment, slot_rank, start_limit_s
 from entente.inference.settings import InferenceSettings
-from entente.telemetry.cards import Card
 from tests.inference.fake_vllm import fake_vllm
+from tests.telemetry.fake_nvml import card
 
-CARD = Card(
-    uuid="GPU-a", index=0, name="H100", total=80 << 30, free=79 << 30, driver="580", mig=False,
-)  # fmt: skip
 SETTINGS = InferenceSettings(model="somewhere", max_sequences=7, adapter_slots=5, adapter_rank=12, kv_cache_gib=3, threads=2)
 
 
@@ -64,13 +60,10 @@ def test_a_server_elsewhere_may_compile():
 
 
 def test_a_server_on_cards_sees_them_alone_and_one_on_the_processor_has_its_cache(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "engine_cards", lambda settings: (CARD, replace(CARD, uuid="GPU-b")))
+    monkeypatch.setattr(module, "engine_cards", lambda settings: (card(0), card(1)))
     found = server_environment(SETTINGS)
-    assert (
-        found["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
-        and found["OMP_NUM_THREADS"] == "1"
-        and "VLLM_CPU_KVCACHE_SPACE" not in found
-    )
+    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1" and found["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in found
     monkeypatch.setattr(module, "engine_cards", lambda settings: ())
     found = server_environment(SETTINGS)
     assert found["VLLM_CPU_KVCACHE_SPACE"] == "3" and found["OMP_NUM_THREADS"] == "2" and "CUDA_VISIBLE_DEVICES" not in found

@@ -14,21 +14,18 @@ from entente.telemetry.errors import InputError
 from entente.training.policy import Policy
 from storage.adapters import read_adapter
 from storage.runs import RunPaths
-
-
-def files_of(paths: RunPaths) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in paths.root.rglob("*") if file.is_file()}
+from tests.command import content
 
 
 def test_a_run_begins_from_the_weights_of_an_old_step_with_settings_of_its_own(stored_run: RunPaths):
-    before, root = files_of(stored_run), stored_run.root.parent
+    before, root = content(stored_run.root), stored_run.root.parent
     given: dict[str, Any] = {"run": "hot", "runs_root": root, "training": {"learning_rate": 1e-3}}
     planned = settings_from_step("before:1", "laptop", (), given, make=False)
     assert Path(planned.inference.model).name.startswith("tiny-") and len(list((root / "_models").iterdir())) == 1
     settings = settings_from_step("before:1", "laptop", (), given)
     assert (settings.run, settings.training.learning_rate) == ("hot", 1e-3)
     assert settings.prompts == settings_of(stored_run).prompts
-    assert files_of(stored_run) == before
+    assert content(stored_run.root) == before
 
     ids = torch.arange(3, 40)[None]
     merged = AutoModelForCausalLM.from_pretrained(settings.inference.model)

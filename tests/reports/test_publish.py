@@ -41,6 +41,7 @@ from entente.settings.layers import changed_settings, layered_settings
 from entente.telemetry.errors import DataError, InputError
 from entente.training.imitation.settings import ImitationSettings
 from storage.runs import RunPaths
+from tests.chat_models import set_config
 from tests.damage import flip
 from tests.test_models import check_model
 
@@ -157,11 +158,7 @@ def test_an_adapter_of_a_fetched_base_names_it_and_plays_once_it_is_fetched(root
 
 
 def change_json(name: str, **fields: Any) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | fields))
-
-    return change
+    return lambda folder: set_config(folder, name, **fields)
 
 
 def outside(change: Callable[[Path], Any]) -> Callable[[Path], None]:

@@ -7,18 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from entente.telemetry.cards import Card
 from entente.training.policy import leave_room
 from entente.training.process import TrainerProcess
 from entente.training.settings import CARD_SHARE, TrainingSettings
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-
-
-def card(place: int) -> Card:
-    return Card(
-        uuid=f"GPU-{place}", index=place, name="H100", total=1, free=1, driver="580", mig=False,
-    )  # fmt: skip
+from tests.telemetry.fake_nvml import card
 
 
 @pytest.mark.parametrize(

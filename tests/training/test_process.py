@@ -144,7 +144,7 @@ def test_two_trainers_of_one_run_exclude_each_other_and_one_that_dies_is_reporte
 
 @pytest.mark.system
 def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(process, "_ENDS_WITHIN_S", 0.5, raising=False)
+    monkeypatch.setattr(process, "_ENDS_WITHIN_S", 0.5)
     trainer = TrainerProcess(RunPaths(tmp_path / "run").create(), model, SETTINGS, StorageSettings(), threads=1)
     os.kill(trainer.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(2) as threads:

@@ -9,13 +9,13 @@ from entente.game.prompts import DEFAULT_PROMPTS
 from entente.training.imitation.examples import Example, Examples
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import make_games
-from tests.training.imitation.small import SMALL
+from tests.training.imitation.small import SMALL, quiet
 
 
 @pytest.fixture(scope="session")
 def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the games of SMALL."""
-    return make_games(tmp_path_factory.mktemp("teacher"), SMALL, 1, lambda stage, done, total: None)
+    return make_games(tmp_path_factory.mktemp("teacher"), SMALL, 1, quiet)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
-"""Settings of an imitation that takes a second."""
+"""Settings of an imitation that takes a second, and what its tests share."""
+
+from pathlib import Path
 
 from entente.training.imitation.settings import ImitationSettings
 
@@ -13,3 +15,11 @@ SMALL = ImitationSettings(
     eval_every=3,
     checkpoint_minutes=0,
 )
+
+
+def quiet(*each: object) -> None:
+    """Reports nothing."""
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -22,17 +22,13 @@ from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
 from storage.labels import publish_labels
 from tests.command import Entente
-from tests.training.imitation.small import SMALL
+from tests.training.imitation.small import SMALL, content
 
 
 def made(models: Path, games: Path, settings: ImitationSettings = SMALL) -> Path:
     work = work_folder(models, "small")
     begin(work, settings, games)
     return imitate(work, begun_settings(work), games)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from entente.training.imitation import recorded_files, teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.teacher_games import make_games
+from tests.training.imitation.small import content, quiet
 
 
 def record(seed: int, phases: int) -> dict[str, Any]:
@@ -193,10 +194,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def quiet(*each: Any) -> None:
-    """Reports nothing."""
-
-
 @pytest.mark.parametrize(("change", "reason", "sentence"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_game_that_cannot_be_read_is_skipped_with_its_reason(
     tmp_path: Path, saved: dict[str, Any], others: list[Any], said: list[str], change: Any, reason: str, sentence: str
@@ -258,7 +255,7 @@ def test_an_import_that_was_cut_goes_on_and_gives_the_same_files(
         (tmp_path / "cut" / f".{whole.name}.reading" / "000000.arrow").unlink()
     cut = make_games(tmp_path / "cut", settings, 1, quiet)
     assert len(replayed) == 6 + len(games) - (0 if lost else 5), "it went on after the four games that it had published"
-    assert {file.name: file.read_bytes() for file in cut.iterdir()} == {file.name: file.read_bytes() for file in whole.iterdir()}
+    assert content(cut) == content(whole)
     first = "is missing. Reading the recorded games again" if lost else "4 recorded games were read before"
     assert first in said[0] and said[1:] == sentences
 

@@ -14,15 +14,7 @@ from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games
 from storage.arrow_files import map_arrow
 from storage.control import code_of_play
-from tests.training.imitation.small import SMALL
-
-
-def quiet(stage: str, done: int, total: int) -> None:
-    pass
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+from tests.training.imitation.small import SMALL, content, quiet
 
 
 def test_only_missing_shards_are_played_and_more_games_keep_those_that_are_there(tmp_path: Path):
