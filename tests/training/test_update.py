@@ -21,6 +21,7 @@ from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.update_log import read_update_log
 from tests.training import batches
+from tests.training.test_packed_forward import policy_of
 from tests.training.whole_step import whole_step
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=4, lora_alpha=8, device="cpu")
@@ -54,16 +55,6 @@ def batch_of(paths: RunPaths) -> Batch:
     index = open_index(paths)
     rows, _ = index.select_batch(1, policy_version=0, start_groups=2)
     return index.gather(rows)
-
-
-def stirred(model: Path, settings: TrainingSettings) -> Policy:
-    """A policy that left the sampler: ratios are no longer 1, and guards act."""
-    policy = Policy(model, settings)
-    rng = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in policy.parameters():
-            parameter.add_(0.15 * torch.randn(parameter.shape, generator=rng))
-    return policy
 
 
 def trained(paths: RunPaths, model: Path, settings: TrainingSettings, steps: range) -> Trainer:
@@ -124,7 +115,7 @@ def test_the_base_is_asked_only_while_its_weight_is_above_zero(paths, model, mon
 def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
     """With the adapter off the policy is the base, whose rows these are: the divergence is that from version 0."""
     settings = SETTINGS.model_copy(update={"kl_weight": 0.1})
-    policy, batch = stirred(model, settings), batch_of(paths)
+    policy, batch = policy_of(model, settings), batch_of(paths)
     micro = plan(batch, range(len(batch.returns)), 4096)[0]
     base = policy.reference(micro)
     torch.testing.assert_close(base.legal, Policy(model, settings).reference(micro).legal, rtol=0, atol=1e-6)
@@ -136,7 +127,7 @@ def test_the_reference_is_the_base_and_not_the_sampler(paths, model):
 def test_with_truncated_weights_later_updates_are_held_to_where_the_step_began(paths, model):
     """The first update's ratio is 1 whatever the lag; the second one's is not, and only there a guard can act."""
     settings = SETTINGS.model_copy(update={"importance_cap": 2.0, "updates_per_step": 2, "clip_low": 1e-6, "clip_high": 1e-6})
-    policy = stirred(model, settings)
+    policy = policy_of(model, settings)
     updates = list(Updater(policy, settings).updates(batch_of(paths)))
     clipped = [bool((update.tokens["clipped_low"] | update.tokens["clipped_high"]).any()) for update in updates]
     assert clipped == [False, True]
