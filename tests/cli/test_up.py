@@ -24,6 +24,7 @@ from entente.prefect_server import automations
 from entente.prefect_server.automations import WHOLE_MACHINE, server_client
 from entente.telemetry.errors import InputError
 from tests.command import Entente
+from tests.players.endpoint_server import EndpointServer, a_page
 from tests.prefect_api import asker
 from tests.waiting import free_port, wait_until
 
@@ -242,14 +243,7 @@ def test_a_server_that_cannot_cancel_them_is_said_and_the_worker_ends(folder: Pa
 
 
 def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_path_factory: pytest.TempPathFactory):
-    class Silent(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    other = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent)
-    thread = threading.Thread(target=other.serve_forever)
-    thread.start()
-    try:
+    with EndpointServer(a_page) as other:
         port = str(other.server_port)
         for said, where, words, environment in [
             ("there is no prefect.yaml here", tmp_path_factory.mktemp("empty"), ("up",), {}),
@@ -260,10 +254,6 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
             refused = Entente(where, **environment)(*words)
             assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
             assert not (where / ".prefect" / "up.json").exists()
-    finally:
-        other.shutdown()
-        thread.join()
-        other.server_close()
 
 
 def test_a_server_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch):

@@ -245,18 +245,12 @@ def test_a_template_that_cannot_hold_a_prompt_is_refused_with_a_cure(chat, templ
 
 
 def test_a_template_in_the_tokenizers_config_counts_and_named_ones_need_a_default(chat):
-    import json
-
-    folder = chat(QWEN).codec.folder
+    folder, file = chat(QWEN).codec.folder, "tokenizer_config.json"
     (folder / "chat_template.jinja").unlink()
-    file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text())
     for found in (GEMMA, [{"name": "tools", "template": "-"}, {"name": "default", "template": GEMMA}]):
-        file.write_text(
-            json.dumps(config | {"chat_template": found, "bos_token": {"__type": "AddedToken", "content": "<|begin|>"}})
-        )
+        set_config(folder, file, chat_template=found, bos_token={"__type": "AddedToken", "content": "<|begin|>"})
         assert PromptForm(Codec(folder), SETTINGS).text("", "").startswith("<|begin|><start_of_turn>user\nDiplomacy")
-    file.write_text(json.dumps(config | {"chat_template": [{"name": "tools", "template": "-"}]}))
+    set_config(folder, file, chat_template=[{"name": "tools", "template": "-"}])
     with pytest.raises(InputError, match="has the chat templates tools, but none named 'default'"):
         PromptForm(Codec(folder), SETTINGS)
 

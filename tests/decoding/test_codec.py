@@ -1,6 +1,5 @@
 """Orders are encoded by line, in the context of their answer; each text is tokenised once."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from entente.game.board import Board
 from entente.game.prompts import board_text
 from entente.players.policy import Tokens
 from entente.telemetry.errors import InputError
+from tests.chat_models import set_config
 
 
 def test_text_after_other_text_is_spelled_as_in_the_whole_or_not_at_all(tokens: Tokens):
@@ -97,10 +97,6 @@ def test_a_model_that_is_nowhere_is_refused_without_asking_the_hub(name: str):
 def test_a_config_without_an_end_token_is_refused(model: Path, tmp_path: Path):
     shutil.copytree(model, tmp_path / "model")
     for name in ("config.json", "generation_config.json"):
-        file = tmp_path / "model" / name
-        if file.exists():
-            file.write_text(
-                json.dumps({key: value for key, value in json.loads(file.read_text()).items() if key != "eos_token_id"})
-            )
+        set_config(tmp_path / "model", name, eos_token_id=None)
     with pytest.raises(InputError, match="eos_token_id"):
         end_token_ids(tmp_path / "model")

@@ -7,12 +7,10 @@ import shutil
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from entente.telemetry.errors import DataError
 from entente.training.checkpoint import Checkpoint, StateCopy, load_checkpoint, save_checkpoint
@@ -23,15 +21,9 @@ from entente.training.update import Updater
 from storage.json_files import sealed
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
+from tests.training.test_packed_forward import base
 
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=2, lora_alpha=4, device="cpu")
-
-
-def base() -> PreTrainedModel:
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
-    shape: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, **heads}
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=32, num_hidden_layers=1, max_position_embeddings=64, **shape))
 
 
 def learner() -> tuple[Policy, torch.optim.Optimizer]:

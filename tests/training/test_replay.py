@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from entente.telemetry.errors import DataError, InputError
-from entente.telemetry.progress import Reporter, install
 from entente.training.policy import Policy
 from entente.training.replay import EXACT, TOLERANCES, Replay, replay_step
 from entente.training.settings import TrainingSettings
@@ -106,14 +105,11 @@ def test_each_micro_batch_is_recorded_and_together_they_are_the_loss(made):
     assert all(update.loss == pytest.approx(sum(update.micro_batches)) for update in recorded.updates)
 
 
-def test_a_damaged_checkpoint_is_passed_over_named_and_left_where_it_is(paths, again, monkeypatch):
+def test_a_damaged_checkpoint_is_passed_over_named_and_left_where_it_is(paths, again, said):
     torn = paths.checkpoint(2) / "trainer.safetensors"
     torn.write_bytes(b"torn")
     shutil.rmtree(paths.adapters)
     before = sorted(paths.checkpoints.iterdir())
-    said = []
-    monkeypatch.setattr(Reporter, "say", lambda self, sentence: said.append(sentence))
-    install(Reporter())
     found = again(paths, 3)
     assert (found.start, found.difference) == (0, None)
     assert sorted(paths.checkpoints.iterdir()) == before and any(str(torn) in line for line in said)

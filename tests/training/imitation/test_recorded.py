@@ -13,9 +13,7 @@ from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.recorded import RefusedGameError, replay_recorded
-from entente.telemetry import progress
 from entente.telemetry.errors import EntenteError, InputError
-from entente.telemetry.progress import Reporter
 from entente.training.imitation import recorded_files, teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
@@ -183,15 +181,6 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def others() -> list[dict[str, Any]]:
     return [record(seed, 1) for seed in range(10, 19)]
-
-
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is shown while games are read."""
-    shown: list[str] = []
-    monkeypatch.setattr(Reporter, "say", lambda self, sentence: shown.append(sentence))
-    monkeypatch.setattr(progress, "_reporter", Reporter())
-    return shown
 
 
 @pytest.mark.parametrize(("change", "reason", "sentence"), REFUSED.values(), ids=REFUSED.keys())
