@@ -26,17 +26,6 @@ def test_every_view_that_the_help_names_and_every_ready_question_has_rows(traine
             assert re.match(r"-- \w.{20,120}\.\n", ready_query(name))
 
 
-def test_tokens_are_those_of_the_rows_and_their_logprobs_add_up(trained):
-    _, paths, _ = trained
-    with connect(paths.root) as run:
-        counts = ask(
-            run, "select count(*) as n, sum(logprob) as s, count(*) filter (not forced) as free from tokens"
-        ).to_pylist()[0]
-        told = ask(run, "select sum(n_completion) as n, sum(n_branching) as free from decisions").to_pylist()[0]
-        wrong = ask(run, "select count(*) as n from tokens where forced and logprob <> 0 or legal_tokens < 1").to_pylist()[0]
-    assert (counts["n"], counts["free"], wrong["n"]) == (told["n"], told["free"], 0) and counts["s"] < 0
-
-
 @pytest.mark.in_turn
 @pytest.mark.system
 def test_a_version_measured_again_scores_the_same(workplace, trained):

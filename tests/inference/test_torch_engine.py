@@ -1,7 +1,6 @@
 """The torch engine computes what is shared once and what is certain together, keeps its loop free, and survives what fails."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.policy_version import version_in
 from entente.records.rows import Generation, GenerationRequest
-from entente.telemetry.errors import EngineError, EngineLostError, InputError
+from entente.telemetry.errors import EngineError, EngineLostError
 from tests import families
 from tests.families import ladder
 
@@ -280,13 +279,6 @@ def test_ids_outside_the_vocabulary_are_refused_before_they_reach_the_model(host
         assert (await engine.stats()).requests == 0
 
     use(host, folder, work)
-
-
-def test_a_model_of_a_family_it_does_not_know_is_refused_by_name(host, folder, tmp_path):
-    config = json.loads((folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    with pytest.raises(InputError, match="of the family 'gpt2', and Entente knows gemma3_text, llama, "):
-        host.submit(TorchEngine(tmp_path, InferenceSettings()).start()).result(timeout=30)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence(host, folder, tmp_path):

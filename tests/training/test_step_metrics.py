@@ -110,13 +110,6 @@ def test_lags_are_told_as_a_histogram_of_rows():
     assert shares == [0.25, 0.125, 0.125, 0.5] and found["train/groups_zero_std"] == 3
 
 
-def test_every_name_is_registered():
-    updates = [update(token_figures(1, [0, 1], kl=np.ones(2, np.float32)))]
-    rows = pa.table({"policy_lag": [0, 1]})
-    found = update_metrics(updates) | lag_zero_metrics(updates, batch(), VERSION) | selection_metrics(rows, {}, batch())
-    check(found | rate_metrics(found | {"train/update_s": 1.0}) | update_metrics([]))
-
-
 def test_rates_are_tokens_over_the_seconds_of_the_updates():
     figures = {"train/update_s": 4.0, "train/tokens": 80.0, "train/unique_tokens": 20.0, "train/branching_tokens": 8.0}
     found = rate_metrics(figures)
