@@ -67,12 +67,6 @@ def test_limits_can_be_set(ask: Ask):
     assert "--memory-gib" in ask("select range from range(100000000) order by hash(range)", "--memory-gib", "0.05")[2]
 
 
-def test_a_table_shows_columns_of_one_name_and_every_type(ask: Ask):
-    code, shown, said = ask("select 1 as a, 2 as a, interval '3 days' as i, 'infinity'::date as d")
-    assert (code, said) == (0, "")
-    assert cells(shown) == [["a", "a", "i", "d"], ["1", "2", "3 days", "infinity"]]
-
-
 def test_nothing_in_a_value_or_a_name_reaches_the_terminal_as_a_command(ask: Ask):
     _, shown, _ = ask("""select '[red]x[/red]' || chr(27) || '[2J' || chr(155) || chr(10) as "[bold]h\x1b[31m" """)
     assert cells(shown) == [["[bold]h\\x1b[31m"], ["[red]x[/red]\\x1b[2J\\x9b\\n"]]

@@ -36,14 +36,6 @@ def test_no_board_and_no_order_is_tokenised_twice(model: Path, monkeypatch: pyte
     assert not any("Diplomacy without press" in text for text in seen), "the rules"
 
 
-def test_the_separator_is_one_token_that_no_order_contains(model: Path):
-    codec = Codec(model)
-    assert codec.decode([codec.separator_id]) == "\n"
-    for order in ("A PAR - BUR", "F STP/SC B", "A LON - BEL VIA", "WAIVE"):
-        assert codec.separator_id not in codec.encode_order(order)
-        assert codec.decode(codec.encode_order(order)) == order
-
-
 class Bytes(Codec):
     """One id per byte, except where a text is to be spelled otherwise."""
 
