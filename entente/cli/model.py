@@ -119,11 +119,13 @@ def imitate(
         entente model imitate human --recorded games.jsonl --config human.toml --hidden 192
     """
     from entente.training.imitation.work import begin, begun_games, finish, work_folder
+    from storage.labels import read_labels
     from storage.runs import MODEL_FOLDER
 
     work = work_folder(runs_root / MODEL_FOLDER, name)
     overrides = {} if settings is None else settings.model_dump(exclude_unset=True)
     chosen = _imitation_settings(work, config or (), overrides, resume=resume)
+    read_labels(chosen.labels)  # refuses them before a game is played
     from entente.cli.terminal import show_progress
     from entente.players.shared_search import SearchTeacher
     from entente.telemetry.machine import apply_threads, usable_cores

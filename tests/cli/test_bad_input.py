@@ -60,6 +60,7 @@ REFUSED = [
     (["label", "mine", "--player", "dumbbot"], "--player 'dumbbot' is no folder of a model or adapter"),
     (["label", "mine", "--player", "newest"], "--player 'newest' is no folder of a model or adapter"),
     (["model", "imitate", "mine", "--games", "0"], "games is 0: imitation trains on some and holds out others"),
+    (["model", "imitate", "mine", "--games", "2", "--labels", "nope"], "there are no labels in 'nope': make some with"),
     (["model", "imitate", "mine", "--begin-with", "bare"], "model 'bare' has no tokenizer.json"),
     (["enter", "http://127.0.0.1:9/api.php", "--game", "friday"], "--game names 'friday': games of webDiplomacy have numbers"),
     (["train", "--config", "nested.toml"], "seed: input should be a valid integer"),
