@@ -23,7 +23,7 @@ def replay(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    output: Annotated[Path | None, Parameter(help="Page to write; default: replay-GROUP-FORK.html in the run's folder.")] = None,
+    output: Annotated[Path | None, Parameter(help="Page to write; default: replay-GAME.html in the run's folder.")] = None,
     last: Annotated[int, Parameter(help="Number of games to list, newest last, if none is named.")] = 20,
     open: OpenPage = False,
 ) -> None:
@@ -54,7 +54,7 @@ def replay(
         return
     model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
     replayed = read_game(paths, game, model, settings.storage)
-    file = output or paths.root / f"replay-{replayed.game.start_group}-{replayed.game.fork}.html"
+    file = output or paths.root / f"replay-{replayed.game.name.replace('/', '-')}.html"
     write_replay(replayed, file, runs_root)
     show_page(file, open=open)
 
@@ -72,7 +72,7 @@ def _list(paths: "RunPaths", last: int) -> None:
     several = len({game.producer for game in games}) > 1
     table = Table("game", "phases", "policy played", "version", "centres gained", "status", box=None)
     for game in games[-last:] if last > 0 else games:
-        name = f"{game.producer}/{game.name}" if several else game.name
+        name = game.full_name if several else game.name
         phases = f"{game.first} to {game.last}" if game.phases else "no boards"
         table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)
     console = output_console()

@@ -1,6 +1,6 @@
 """The games of a run and their names. Each fork of each start group is one game.
 
-A name is START_GROUP/FORK, as 12/3, or PRODUCER/12/3 where several producers played that start group. `latest`, `best`, `worst`
+A name is START_GROUP/FORK, as 12/3, or PRODUCER/12/3 where several producers played that game. `latest`, `best`, `worst`
 and a decision's id are names too. Reads neither tokens nor positions.
 """
 
@@ -34,10 +34,17 @@ class GameName:
     """complete | failed."""
     gain: float
     """Centres that the policy's powers gained in total."""
+    ambiguous: bool = False
+    """Another producer of the run played this fork of this start group too."""
 
     @property
     def name(self) -> str:
-        return f"{self.start_group}/{self.fork}"
+        """The shortest name that `find_game` accepts, if `games_of` made the game."""
+        return self.full_name if self.ambiguous else f"{self.start_group}/{self.fork}"
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.producer}/{self.start_group}/{self.fork}"
 
 
 _ALL = """
@@ -59,10 +66,14 @@ ORDER BY version, start_group, producer, fork
 
 def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
     """All games with a decision of the policy, oldest first."""
-    names = list(GameName.__annotations__)
+    names = [name for name in GameName.__annotations__ if name != "ambiguous"]
     rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in connection.sql(_ALL).fetchall()]
+    producers: dict[tuple[int, int], set[str]] = {}
+    for row in rows:
+        producers.setdefault((row["start_group"], row["fork"]), set()).add(row["producer"])
     for row in rows:
         row["powers"] = tuple(row["powers"])
+        row["ambiguous"] = len(producers[row["start_group"], row["fork"]]) > 1
     return [GameName(**row) for row in rows]
 
 
@@ -82,9 +93,7 @@ def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> Ga
     group, fork = int(parts["group"]), int(parts["fork"])
     matching = [g for g in games if (g.start_group, g.fork) == (group, fork) and parts["producer"] in (None, g.producer)]
     if len(matching) > 1:
-        raise InputError(
-            f"several producers played {asked}: use {' or '.join(f'{game.producer}/{game.name}' for game in matching)}"
-        )
+        raise InputError(f"several producers played {asked}: use {' or '.join(game.full_name for game in matching)}")
     if matching:
         return matching[0]
     _say_if_damaged(connection, asked, group, games)

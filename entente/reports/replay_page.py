@@ -48,7 +48,7 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
         "policy": [POWERS.index(power) for power in game.game.powers],
         "opponents": game.opponents,
         "ask": f"entente runs inspect decision ID {run}",
-        "what_if": f"{shlex.quote(f'{game.game.producer}/{game.game.name}')} {run}",
+        "what_if": f"{shlex.quote(game.game.full_name)} {run}",
         "lands": list(LAND),
         "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
         "odds": game.has_odds,

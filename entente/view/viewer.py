@@ -252,7 +252,7 @@ class Viewer:
     def _game_row(self, run: str, game: GameName) -> dict[str, Any]:
         return {
             "name": game.name,
-            "address": self.link("game", run, game=f"{game.producer}/{game.name}", shard=game.shard),
+            "address": self.link("game", run, game=game.full_name, shard=game.shard),
             "powers": ", ".join(power.title() for power in game.powers),
             "version": game.version,
             "phases": f"{game.first} to {game.last}" if game.phases else "no boards",
@@ -266,7 +266,7 @@ class Viewer:
         if shard:
             with self._rows_lock:
                 rows = self._inspector(run)
-                named = {f"{each.producer}/{each.name}": each for each in rows.games(shard)}
+                named = {each.full_name: each for each in rows.games(shard)}
                 if asked not in named:
                     raise InputError(f"shard {shard[:100]} has no game {asked[:100]}")
                 found = replay_game(
@@ -274,7 +274,7 @@ class Viewer:
                 )
         else:
             found = read_game(paths, asked, model, settings.storage)
-        game, shard = f"{found.game.producer}/{found.game.name}", found.game.shard
+        game, shard = found.game.full_name, found.game.shard
         here, about = self.link("game", run, game=game, shard=shard), _about("what-if", run, game)
         first = next((each.phase for each in found.phases if each.orders), "")
         chosen = (

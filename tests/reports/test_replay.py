@@ -14,8 +14,9 @@ from entente.reports.order_odds import odds_by_line
 from entente.reports.replay_page import as_data, replay_html
 from entente.reports.replayed import ReplayedGame, read_game
 from entente.telemetry.errors import DataError, InputError
-from storage.arrow_files import COMPONENTS
+from storage.arrow_files import COMPONENTS, metadata_of
 from storage.runs import MODEL_FOLDER, RunPaths
+from storage.shards import open_phases, open_shard, publish_shard
 from tests.conftest import Entente
 from tests.damage import flip
 from tests.reports.conftest import Page
@@ -173,6 +174,22 @@ def test_the_command_lists_games_and_writes_the_page_of_one(workplace: Entente, 
     ]:
         refused = workplace("replay", *words)
         assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_a_game_of_two_producers_is_listed_by_a_name_that_works_and_each_has_a_page_of_its_own(stored_run: RunPaths):
+    newest = sorted(stored_run.shards.rglob("[0-9]?????.arrow"))[-1]
+    decisions = open_shard(newest)
+    own = {name: metadata_of(decisions)[name] for name in ("run", "base_model", "tokenizer", "settings")}
+    publish_shard(stored_run, "probe", int(newest.stem), decisions, open_phases(newest, decisions), own)
+    entente, words = Entente(stored_run.root.parent), ("--run", "before", "--runs-root", ".")
+    suggested = entente("replay", *words, "--last", "1").stdout.partition("entente replay ")[2].split()[0]
+    producer, _, name = suggested.partition("/")
+    names = [f"{producer}/{name}", f"{'local' if producer == 'probe' else 'probe'}/{name}"]
+    for ambiguous in (("replay", name), ("replay", name.partition("/")[0]), ("runs", "what-if", "--game", name)):
+        refused = entente(*ambiguous, *words)
+        assert refused.returncode == 2 and all(each in refused.stderr for each in names), refused.stderr
+    pages = [entente("replay", each, *words).stdout.strip() for each in names]
+    assert pages == [f"before/replay-{each.replace('/', '-')}.html" for each in names]
 
 
 _SHOWN = """() => ({
