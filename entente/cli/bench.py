@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from entente.cli.options import AsJson, ConfigFiles
+from entente.cli.options import AT_LEAST_1, SEED, AsJson, ConfigFiles
 from entente.telemetry.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,15 +33,17 @@ def bench(
     ],
     /,
     *,
-    rounds: Annotated[int | None, Parameter(help="Repetitions of each measurement, alternating; the median is reported.")] = None,
+    rounds: Annotated[
+        int | None, Parameter(help="Repetitions of each measurement, alternating; the median is reported.", validator=AT_LEAST_1)
+    ] = None,
     only: Annotated[list[str] | None, Parameter(help="trainer: run only these measurements, such as 'recorded'.")] = None,
-    steps: Annotated[int | None, Parameter(help="e2e: steps per round.")] = None,
+    steps: Annotated[int | None, Parameter(help="e2e: steps per round.", validator=AT_LEAST_1)] = None,
     scale: Annotated[float | None, Parameter(help="storage: fraction of the rows; below 1, few results have targets.")] = None,
     model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
     config: ConfigFiles = None,
     runs_root: Annotated[Path | None, Parameter(help="Folder of runs, models and positions; missing ones are made.")] = None,
-    seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.")] = None,
+    seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.", validator=SEED)] = None,
     json: AsJson = False,
 ) -> None:
     """Benchmark one part of the system; takes minutes at most.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, validators
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +20,7 @@ app = App(name="cache", help="Frozen mid-game positions that rollouts start from
 RunsRoot = Annotated[Path, Parameter(help="Folder of runs and caches.")]
 CacheFlags = Annotated[CacheSettings | None, Parameter(name="*", help="Any cache setting.")]
 
+_SHARE = validators.Number(gt=0, lt=1)
 _PHASE_WORDS = {"M": "movement", "R": "retreats", "A": "adjustments"}
 
 
@@ -48,7 +49,7 @@ def build(
 def refresh(
     *,
     run: Annotated[str, Parameter(help="Run whose cache is refreshed with positions that its rollouts reached.")],
-    share: Annotated[float, Parameter(help="Share of the training positions that come from the run.")] = 0.25,
+    share: Annotated[float, Parameter(help="Share of the training positions that come from the run.", validator=_SHARE)] = 0.25,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
     """Publish a new version of a run's cache, with positions that its policy reached.

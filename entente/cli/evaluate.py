@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from entente.cli.options import AsJson, Run, RunsRoot, which_run
+from entente.cli.options import AT_LEAST_1, AsJson, Run, RunsRoot, which_run
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import print_json
 from entente.evaluation.protocols import protocols
@@ -48,7 +48,11 @@ def evaluate(
     ] = "",
     games: Annotated[
         int | None,
-        Parameter(group=_MATCH, help="Games per player, or in total if all share one table; rounded up to a multiple of seven."),
+        Parameter(
+            group=_MATCH,
+            help="Games per player, or in total if all share one table; rounded up to a multiple of seven.",
+            validator=AT_LEAST_1,
+        ),
     ] = None,
     measure: Annotated[
         Literal["centres", "gained", "sos", "win", "survival", "solo"] | None,

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from entente.cli.options import Run, RunsRoot, which_run
+from entente.cli.options import AT_LEAST_1, Run, RunsRoot, which_run
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST
 
@@ -19,7 +19,7 @@ _WIDTH = 20
 
 
 def explain(
-    step: Annotated[int | None, Parameter(help="Number of a step; default: all steps together.")] = None,
+    step: Annotated[int | None, Parameter(help="Number of a step; default: all steps together.", validator=AT_LEAST_1)] = None,
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),

@@ -6,12 +6,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from entente.settings.layers import layered_settings, resumed_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST, resolve_run, runs_in
+
+AT_LEAST_1 = validators.Number(gte=1)
+SEED = validators.Number(gte=0, lt=1 << 32)
+"""What NumPy's generators accept."""
 
 Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was last written to.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]

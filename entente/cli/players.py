@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 
 from entente.cli.options import which_run
 from entente.players.search_settings import SearchSettings
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from flows.open_players import OpenPlayers
 
 T = TypeVar("T")
-Temperature = Annotated[float, Parameter(help="Sampling temperature of versions.")]
+Temperature = Annotated[float, Parameter(help="Sampling temperature of versions.", validator=validators.Number(gt=0, lte=4))]
+"""With the bounds of `PlaySettings`."""
 Search = Annotated[
     SearchSettings | None,
     Parameter(group=Group("Search", help="For players such as v20+search and dumbbot+search."), help="Any search setting."),

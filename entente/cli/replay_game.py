@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from entente.cli.options import OpenPage, Run, RunsRoot, which_run
+from entente.cli.options import AT_LEAST_1, OpenPage, Run, RunsRoot, which_run
 from entente.cli.terminal import output_console, show_page
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST
@@ -24,7 +24,7 @@ def replay(
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
     output: Annotated[Path | None, Parameter(help="Page to write; default: replay-GAME.html in the run's folder.")] = None,
-    last: Annotated[int, Parameter(help="Number of games to list, newest last, if none is named.")] = 20,
+    last: Annotated[int, Parameter(help="Number of games to list, newest last, if none is named.", validator=AT_LEAST_1)] = 20,
     open: OpenPage = False,
 ) -> None:
     """Step through a game of a run: boards, all orders with their results, and the probabilities of the policy's orders.
@@ -71,7 +71,7 @@ def _list(paths: "RunPaths", last: int) -> None:
         raise InputError(f"run '{paths.root.name}' has played no game yet: there is nothing to replay")
     several = len({game.producer for game in games}) > 1
     table = Table("game", "phases", "policy played", "version", "centres gained", "status", box=None)
-    for game in games[-last:] if last > 0 else games:
+    for game in games[-last:]:
         name = game.full_name if several else game.name
         phases = f"{game.first} to {game.last}" if game.phases else "no boards"
         table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from entente.cli.options import Run, RunsRoot, which_run
+from entente.cli.options import AT_LEAST_1, Run, RunsRoot, which_run
 from entente.telemetry.errors import TrainingError
 from storage.runs import LATEST
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def replay_step(
     *,
-    step: Annotated[int, Parameter(help="The step to replay, counted from 1.")],
+    step: Annotated[int, Parameter(help="The step to replay, counted from 1.", validator=AT_LEAST_1)],
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:

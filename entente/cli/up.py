@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import psutil
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from entente.prefect_server.automations import apply, limit_queue, server_client
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
@@ -51,7 +51,13 @@ class Started:
 
 def up(
     *,
-    port: Annotated[int, Parameter(help="Port of the server on this machine, unless PREFECT_API_URL names one.")] = 4200,
+    port: Annotated[
+        int,
+        Parameter(
+            help="Port of the server on this machine, unless PREFECT_API_URL names one.",
+            validator=validators.Number(gte=1, lte=65535),
+        ),
+    ] = 4200,
     pool: Annotated[str, Parameter(help="Work pool of the worker, one that prefect.yaml names.")] = "local",
 ) -> None:
     """Start Prefect's server, pools, deployments, automations and a worker on this machine. It is safe to run again.

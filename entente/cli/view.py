@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from entente.cli.options import RunsRoot, which_run
+from entente.cli.options import AT_LEAST_1, RunsRoot, which_run
 from entente.telemetry.errors import InputError
 
 
@@ -17,7 +17,7 @@ def view(
     ] = "",
     /,
     *,
-    step: Annotated[int | None, Parameter(help="Step of the run to open.", validator=validators.Number(gte=1))] = None,
+    step: Annotated[int | None, Parameter(help="Step of the run to open.", validator=AT_LEAST_1)] = None,
     runs_root: RunsRoot = Path("runs"),
     port: Annotated[int, Parameter(help="Port; 0: any free one.", validator=validators.Number(gte=0, lte=65535))] = 0,
     browser: Annotated[bool, Parameter(help="Open the page in the browser.")] = True,

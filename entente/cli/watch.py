@@ -6,14 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from entente.cli.options import Run, RunsRoot, which_run
-from entente.telemetry.errors import InputError
 from entente.telemetry.progress import shown
 from storage.runs import LATEST
 
@@ -28,7 +27,9 @@ def watch(
     *,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
-    interval_s: Annotated[float, Parameter(help="Seconds between two updates.")] = 2.0,
+    interval_s: Annotated[
+        float, Parameter(help="Seconds between two updates.", validator=validators.Number(gt=0, lte=86_400))
+    ] = 2.0,
     once: Annotated[bool, Parameter(help="Print one screen and exit.", negative="")] = False,
 ) -> None:
     """Watch a run: progress, curves, where its time goes, and alerts. It only reads the run's files.
@@ -44,8 +45,6 @@ def watch(
     from entente.reports.read_run import read_run
     from storage.runs import RunPaths
 
-    if interval_s <= 0:
-        raise InputError(f"--interval-s must be above 0, not {interval_s:g}")
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
     progress = read_run(paths)
     if once or not console.is_terminal:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from entente.cli.options import AsJson, Run, RunsRoot, which_run
+from entente.cli.options import SEED, AsJson, Run, RunsRoot, which_run
 from entente.cli.players import Temperature, resolve_players, with_open_players
 from storage.runs import GAMES_FOLDER, LATEST
 
@@ -31,7 +31,7 @@ def what_if(
     players: Annotated[str, Parameter(help="Players of all seats afterwards; each seat gets one of them at random.")] = "dumbbot",
     forks: Annotated[int, Parameter(help="Number of pairs of forks.", validator=validators.Number(gte=2, lte=4096))] = 64,
     years: Annotated[int, Parameter(help="Length of each fork in game years.", validator=validators.Number(gte=1, lte=20))] = 2,
-    seed: Annotated[int, Parameter(help="Seed of all random choices.")] = 0,
+    seed: Annotated[int, Parameter(help="Seed of all random choices.", validator=SEED)] = 0,
     temperature: Temperature = 1.0,
     run: Run = LATEST,
     runs_root: RunsRoot = Path("runs"),
