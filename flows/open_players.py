@@ -69,7 +69,7 @@ async def open_players(players: Sequence[Contestant], runs_root: Path, play: Pla
         parallel = any(each.searches_by(play) for each in players) and usable_cores() > 1
         groups = await _groups(policies, runs_root, model_threads=1 if parallel else usable_cores())
         for group in groups:
-            engine = make_engine(group.inference, group.model)
+            engine = make_engine(group.inference, group.model, why_named=group.why_named)
             stack.push_async_callback(_close, host, engine)
             reporter().say(f"starting an engine for {', '.join(player.name for player in group.players)}")
             await start_engine(host, engine, group.inference)
@@ -90,6 +90,8 @@ class _Group:
     tokens: Mapping[str, Tokens]
     """By run; that of a model is ''."""
     inference: InferenceSettings
+    why_named: str = ""
+    """Why `inference` names an engine; empty: the settings of a run do."""
 
 
 async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads: int) -> list[_Group]:
@@ -123,8 +125,11 @@ async def _groups(policies: Sequence[Contestant], runs_root: Path, model_threads
             prompts = adapter_prompts(player.adapter, player.model)
         tokens = {player.run: Tokens(Codec(player.model), prompts or DEFAULT_PROMPTS)}
         inference = model_inference(player.model)
-        groups.append(_Group(players=[player], model=player.model, tokens=tokens, inference=inference))
+        groups.append(_Group(players=[player], model=player.model, tokens=tokens, inference=inference, why_named=_WHY_TORCH))
     return groups
+
+
+_WHY_TORCH = "it starts soonest for a model without a run"
 
 
 def model_inference(folder: Path) -> InferenceSettings:

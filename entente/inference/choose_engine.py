@@ -18,8 +18,9 @@ from entente.telemetry.progress import reporter
 _PLACES = {"vllm": "vLLM samples in a server that this process starts", "torch": "torch samples in this process"}
 
 
-def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], str]:
-    """The engine on this machine, and the reason. Raises InputError if it is vLLM, and its environment is missing or wrong."""
+def engine_here(settings: InferenceSettings, why_named: str = "") -> tuple[Literal["vllm", "torch"], str]:
+    """The engine on this machine, and the reason: `why_named` if the caller, not a user, named the engine in the settings.
+    Raises InputError if it is vLLM, and its environment is missing or wrong."""
     kind = engine_family(settings)
     if kind == "vllm":
         try:
@@ -27,7 +28,7 @@ def engine_here(settings: InferenceSettings) -> tuple[Literal["vllm", "torch"], 
         except InputError as error:
             raise InputError(f"the engine is vLLM, but {error}; or set inference.engine to 'torch'") from error
     if settings.engine != "auto":
-        why = "inference.engine says so"
+        why = why_named or f"inference.engine is '{kind}'"
     elif kind == "vllm":
         why = "this machine has a GPU"
     else:
@@ -48,14 +49,14 @@ def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", l
     return TorchEngine(model, settings, name=name or "torch")
 
 
-def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
+def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None, why_named: str = "") -> Engine:
     """The engine of a run, not started: a client of `settings.urls`, or an engine here. vLLM's server (output in `log`) is
-    supervised, because it may crash alone; the torch engine has no process of its own."""
+    supervised, because it may crash alone; the torch engine has no process of its own. `why_named`: see `engine_here`."""
     if settings.urls:
         from entente.inference.vllm_client import VllmClient
 
         return VllmClient(settings.urls, settings, model, os.environ.get(KEY_VARIABLE))
-    kind, why = engine_here(settings)
+    kind, why = engine_here(settings, why_named)
     reporter().say(why)
     if unused := unused_card(settings):
         reporter().say(unused)

@@ -14,6 +14,7 @@ def test_a_published_model_meets_versions_of_a_run_and_the_match_is_continued(wo
     match = ("evaluate", "--run", "first", *players)
     first = workplace.process(*match, "--games", "7")
     assert first.returncode == 0, first.stderr
+    assert "because it starts soonest for a model without a run" in first.stderr, "no setting of a user names its engine"
     result = json.loads(first.stdout.splitlines()[-1])
     assert [player["player"] for player in result["players"]] == ["v2", "models/small"]
     assert (result["run"], result["games"], result["rejected"]) == ("first", 14, 0)

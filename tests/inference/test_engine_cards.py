@@ -158,8 +158,8 @@ def test_the_torch_engine_takes_its_card_before_it_asks_for_a_device(
         ("auto", "cpu", 1, "torch", "on a GPU only"),
         ("auto", "cuda", 1, "vllm", "this machine has a GPU"),
         ("auto", None, 1, "torch", "no vLLM is installed"),
-        ("torch", "cuda", 1, "torch", "inference.engine says so"),
-        ("vllm", "cpu", 0, "vllm", "inference.engine says so"),
+        ("torch", "cuda", 1, "torch", "inference.engine is 'torch'"),
+        ("vllm", "cpu", 0, "vllm", "inference.engine is 'vllm'"),
     ],
 )
 def test_the_setting_and_what_is_there_decide(build: Build, wanted, vllm, cards: int, kind: str, reason: str):
