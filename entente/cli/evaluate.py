@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from entente.cli.options import AT_LEAST_1, AsJson, Run, RunsRoot, which_run
+from entente.cli.options import AT_LEAST_1, NEWEST_VERSION, AsJson, Run, RunsRoot, Version, which_run
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import print_json
 from entente.evaluation.protocols import protocols
@@ -14,7 +14,6 @@ from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
 from storage.runs import LATEST
 
-_NEWEST = -1
 _MATCH = Group("Matches", help="Full games between several players; any of these options starts a match.")
 _SEARCH = Group("Search", help="With --strategy search, or for players such as v20+search and dumbbot+search.")
 _ENDPOINT = Group("Endpoints", help="For players such as openai:model@http://host:port/v1.")
@@ -23,7 +22,7 @@ _ENDPOINT = Group("Endpoints", help="For players such as openai:model@http://hos
 def evaluate(
     *,
     run: Run = LATEST,
-    version: Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.")] = _NEWEST,
+    version: Version = NEWEST_VERSION,
     runs_root: RunsRoot = Path("runs"),
     positions: Annotated[int | None, Parameter(help="Number of held-out positions; default: the run's setting.")] = None,
     opponents: Annotated[
@@ -111,7 +110,7 @@ def evaluate(
     asked = {"games": games, "measure": measure, "start": start, "years": years, "concurrency": concurrency, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, strategy, search)
-    if match is not None and (version != _NEWEST or positions is not None):
+    if match is not None and (version != NEWEST_VERSION or positions is not None):
         from entente.telemetry.errors import InputError
 
         raise InputError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from pydantic import ValidationError
 
-from entente.cli.options import ConfigFiles, Run, RunsRoot, which_run
+from entente.cli.options import NEWEST_VERSION, ConfigFiles, Run, RunsRoot, Version, which_run
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.telemetry.errors import InputError
 from entente.training.imitation.settings import ImitationSettings
@@ -220,7 +220,7 @@ def export(
     *,
     to: Annotated[Path, Parameter(help="New folder, such as exported/mine.")],
     run: Run = LATEST,
-    version: Annotated[int, Parameter(help="Policy version; -1 is the newest.")] = -1,
+    version: Version = NEWEST_VERSION,
     merged: Annotated[bool, Parameter(help="Write full weights, with the adapter merged.", negative="")] = False,
     runs_root: RunsRoot = Path("runs"),
 ) -> None:
@@ -246,7 +246,7 @@ def export(
 
     apply_threads(usable_cores())
 
-    name = f"{which_run(run, runs_root)}:{'newest' if version == -1 else f'v{version}'}"
+    name = f"{which_run(run, runs_root)}:{'newest' if version == NEWEST_VERSION else f'v{version}'}"
     print(export_adapter(find_version(name, runs_root), to, runs_root, merged=merged))
 
 

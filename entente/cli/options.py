@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
@@ -13,10 +13,18 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST, resolve_run, runs_in
 
+NEWEST_VERSION = -1
 AT_LEAST_1 = validators.Number(gte=1)
 SEED = validators.Number(gte=0, lt=1 << 32)
 """What NumPy's generators accept."""
 
+
+def _check_version(type_: Any, value: int) -> None:
+    if value < NEWEST_VERSION:
+        raise ValueError("Versions are numbers from 0, or -1 for the newest.")
+
+
+Version = Annotated[int, Parameter(help="Policy version; 0 is the base, -1 the newest.", validator=_check_version)]
 Run = Annotated[str, Parameter(help="Name of the run; 'latest': the run that was last written to.")]
 RunsRoot = Annotated[Path, Parameter(help="Folder of all runs.")]
 OpenPage = Annotated[bool, Parameter(name="--open", help="Show the page in a browser.", negative="")]

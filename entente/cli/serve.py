@@ -1,6 +1,7 @@
 """`entente serve`: vLLM's own server with our logits processor, or legal orders for clients of the OpenAI API."""
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,7 +94,9 @@ def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: 
         raise InputError(f"--openai takes the engine's settings from the run or the model: leave out --{flag}")
     if model:
         return resolve_contestant(model if "/" in model else f"./{model}", "", runs_root)
-    name = f"v{version}" if version.isdigit() else version
+    name = f"v{version}" if version.isdecimal() else version
+    if not re.fullmatch(r"base|newest|v\d+", name):
+        raise InputError(f"--version '{version}' is no version: give a number from 0, base or newest")
     return resolve_contestant(f"{which_run(run, runs_root)}:{name}", "", runs_root)
 
 

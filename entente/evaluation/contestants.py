@@ -154,6 +154,8 @@ def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:
         return versions[-1]
     number = BASE_VERSION if wanted == "base" else int(str(wanted).removeprefix("v"))
     if number not in versions:
+        if number < BASE_VERSION:
+            raise InputError(f"there is no policy version {number}: versions are numbers from 0, or -1 for the newest")
         if number < versions[-1]:
             raise InputError(
                 f"run '{run}' has no policy version {number} any more: it was retired; the run keeps {_listed(versions)}"

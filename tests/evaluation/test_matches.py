@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants
+from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants, resolve_version
 from entente.evaluation.match_files import MatchRecord, append_game, match_label, read_games, read_matches, write_match
 from entente.evaluation.match_table import conclusions, match_table
 from entente.evaluation.matches import GameResult, plan_match, play_match
@@ -236,3 +236,8 @@ def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, 
     RunPaths(tmp_path / "mine").create().settings.write_text("{}")
     with pytest.raises(InputError, match=complaint):
         resolve_contestants(names, "mine", tmp_path)
+
+
+def test_a_version_below_zero_was_never_there(tmp_path: Path):
+    with pytest.raises(InputError, match="there is no policy version -5: versions are numbers from 0, or -1 for the newest"):
+        resolve_version(RunPaths(tmp_path / "mine").create(), "mine", -5)
