@@ -33,7 +33,7 @@ def evaluate(
         Parameter(
             group=_MATCH,
             help="Players, separated by commas: base, newest, v20, other:v20, the folder of a model or adapter, such as "
-            "models/small, or scripted players, each also with +search; or an endpoint openai:model@URL.",
+            "models/whole-192, or scripted players, each also with +search; or an endpoint openai:model@URL.",
         ),
     ] = "",
     protocol: Annotated[
@@ -94,11 +94,11 @@ def evaluate(
 
         entente evaluate --run mine --players newest,other:v20 --start held-out --years 3 --measure centres
 
-        entente evaluate --players models/small,dumbbot --opponents dumbbot --games 70      needs no run
+        entente evaluate --players models/whole-192,dumbbot --opponents dumbbot --games 70      needs no run
 
-        entente evaluate --players models/small             protocol whole-game, played until 1920
+        entente evaluate --players models/whole-192             protocol whole-game, played until 1920
 
-        entente evaluate --players models/small --protocol whole-game-reverse
+        entente evaluate --players models/whole-192 --protocol whole-game-reverse
 
         entente evaluate --players openai:qwen3@http://127.0.0.1:8000/v1 --opponents dumbbot --games 7 --years 3
 

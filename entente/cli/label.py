@@ -16,7 +16,7 @@ _Flags = Annotated[LabelSettings | None, Parameter(name="*")]
 def label(
     name: Annotated[str, Parameter(help="Folder of the labels, in runs/_labels.")],
     *,
-    player: Annotated[str, Parameter(help="The policy: the folder of a model or adapter, such as models/small.")],
+    player: Annotated[str, Parameter(help="The policy: the folder of a model or adapter, such as models/whole-192.")],
     runs_root: RunsRoot = Path("runs"),
     settings: _Flags = None,
 ) -> None:
@@ -46,7 +46,7 @@ def label(
     check_label_settings(settings)
     folder = runs_root / LABEL_FOLDER / check_name(name, "The folder of labels")
     if needs_run([player]) or (contestant := resolve_contestant(player, "", runs_root)).model is None or contestant.searches:
-        raise InputError(f"--player '{player}' is no folder of a model or adapter: name one, such as models/small")
+        raise InputError(f"--player '{player}' is no folder of a model or adapter: name one, such as models/whole-192")
     from entente.cli.terminal import show_progress
     from entente.telemetry.machine import apply_threads
 

@@ -189,7 +189,7 @@ def _begun_with(settings: ImitationSettings) -> ImitationSettings:
 def publish(
     source: Annotated[str, Parameter(help="A model's name or folder; a run, for its newest version; or a version (mine:v20).")],
     *,
-    to: Annotated[Path, Parameter(help="New folder, such as models/small.")],
+    to: Annotated[Path, Parameter(help="New folder, such as models/strong.")],
     results: Annotated[
         list[Path] | None,
         Parameter(help="Match files of this model, for the model card; always includes those of a version's run.", negative=""),

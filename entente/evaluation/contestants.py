@@ -1,7 +1,7 @@
 """Players of a match: resolves names to scripted players, policy versions, models and endpoints before any game starts.
 
     'base', 'newest', 'v20', 'other:v20'        a version of the run, or of another run
-    'models/small'                              the folder of a model that was made here, or of an adapter
+    'models/whole-192'                          the folder of a model that was made here, or of an adapter
     'openai:model@http://host:port/v1'          an OpenAI-compatible endpoint
     '<player>+search'                           any of these but an endpoint, with a search
 
@@ -106,7 +106,7 @@ def resolve_contestant(name: str, run: str, runs_root: Path) -> Contestant:
     if match is None:
         raise InputError(
             f"there is no player '{name}': name a version ('base', 'newest', 'v20', 'other:v20'), the folder of a model or an "
-            f"adapter ('models/small'), an endpoint ('openai:model@http://host:port/v1') or a scripted player, one of "
+            f"adapter ('models/whole-192'), an endpoint ('openai:model@http://host:port/v1') or a scripted player, one of "
             f"{', '.join(PLAYERS)}; append '{SEARCHES}' to make it search"
         )
     owner = match["run"] or run
@@ -128,9 +128,7 @@ def needs_run(names: Sequence[str]) -> bool:
 
 def _model(name: str, runs_root: Path) -> Contestant:
     if not Path(name).is_dir():
-        raise InputError(
-            f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter, such as 'models/small'"
-        )
+        raise InputError(f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter")
     if is_adapter(Path(name)):
         adapter = open_adapter(Path(name), runs_root)
         return Contestant(

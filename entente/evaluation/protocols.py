@@ -66,7 +66,7 @@ def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Map
     if taken := [f"--{each.replace('_', '-')}" for each in asked if each not in _FREE] + wrong:
         raise InputError(f"protocol '{name}' fixes what {', '.join(taken)} would set: leave out one of the two")
     if not players:
-        raise InputError(f"protocol '{name}' takes players: name them, as --players models/small")
+        raise InputError(f"protocol '{name}' takes players: name them, as --players models/whole-192")
     chosen = protocol.fixed() | {"protocol": name, "games": protocol.games} | dict(asked)
     against = opponents or protocol.against
     if protocol.ours == "six":

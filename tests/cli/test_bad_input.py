@@ -105,6 +105,10 @@ REFUSED = [
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
     (["evaluate", "--opponents", "random", "mover"], "'mover' belongs to no option of `entente evaluate`; repeat an option"),
+    (
+        ["evaluate", "--players", "models/whole-192"],
+        "there is no folder 'models/whole-192', so it cannot play: name the folder of",
+    ),
     (["dance"], 'Unknown command "dance". `entente --help` lists all.'),
     (["trian"], "Did you mean train?"),
     (["runs", "explian"], "Did you mean runs explain?"),

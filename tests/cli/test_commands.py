@@ -8,6 +8,7 @@ import pytest
 from deploy.site.reference import leaves
 from entente.cli.commands import COMMANDS, command_line, overview
 from entente.cli.main import run
+from tests.command import ROOT
 
 LEAVES = dict(leaves(command_line()))
 NAMES = [name for commands in COMMANDS.values() for name in commands]
@@ -32,6 +33,12 @@ def test_the_overview_names_every_command_on_one_screen():
 def test_help_without_a_command_is_the_overview(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert run(words) == 0
     assert capsys.readouterr() == (overview(), "")
+
+
+def test_a_published_model_that_a_help_or_an_error_names_is_there():
+    texts = "\n".join(file.read_text() for file in sorted((ROOT / "entente").rglob("*.py")))
+    named = set(re.findall(r"(?<!--to )(?<!New folder, such as )(?<![\w/])models/[\w-]+", texts))
+    assert named and all((ROOT / name).is_dir() for name in named), named
 
 
 def test_the_help_of_a_command_has_an_example_of_it():
