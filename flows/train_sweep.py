@@ -12,8 +12,9 @@ from prefect import tags
 
 from entente.evaluation.score_files import read_scores, write_score
 from entente.records.policy_version import BASE_VERSION
+from entente.settings.layers import check_resumed, settings_of
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.errors import TrainingError
+from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
 from flows.open_run import check_inputs
 from flows.sweep import base_question, score_of
@@ -30,6 +31,7 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
     """
     os.environ["WANDB_RUN_GROUP"] = name  # W&B shows the runs of one group together
     for run in runs:
+        check_name_of_sweep(run, name, resume=resume)
         check_inputs(run, resume=resume and run.paths.settings.exists())
     failed: dict[str, str] = {}
     with tags(f"sweep:{name}"):
@@ -39,6 +41,18 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
     if failed:
         reasons = "; ".join(f"run {name} failed: {why}" for name, why in failed.items())
         raise TrainingError(f"{len(failed)} of {len(runs)} runs failed; --resume retries them ({reasons})")
+
+
+def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool) -> None:
+    """Raise InputError, with what a sweep can do about it, if the run exists without `resume` or with other settings."""
+    if not run.paths.settings.exists():
+        return
+    if not resume:
+        raise InputError(
+            f"run '{run.run}' exists already in {run.runs_root}: continue the sweep with --resume, or choose another name "
+            f"than '{sweep}' in its file"
+        )
+    check_resumed(settings_of(run.paths), run, f"restore it in the sweep's file, or choose another name than '{sweep}' there")
 
 
 async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:

@@ -188,13 +188,16 @@ def _rule(name: str) -> ChangeRule:
     return change_rule(RunSettings, name.split("."))
 
 
-def check_resumed(stored: RunSettings, wanted: RunSettings) -> None:
-    """Raise InputError, with setting and both values, if `wanted` changes a fixed setting."""
+_OTHER_RUN = "leave it out, or begin another run, from a step of this one with --init-from"
+
+
+def check_resumed(stored: RunSettings, wanted: RunSettings, cure: str = _OTHER_RUN) -> None:
+    """Raise InputError, with setting, both values and `cure`, if `wanted` changes a fixed setting."""
     for name, (before, after) in changed_settings(stored, wanted).items():
         if _rule(name) is STAYS:
             raise InputError(
                 f"run '{stored.run}' was started with {name} {_in_short(before)} and cannot continue with {_in_short(after)}: "
-                "leave it out, or begin another run, from a step of this one with --init-from"
+                f"{cure}"
             )
 
 

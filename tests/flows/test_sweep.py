@@ -1,5 +1,6 @@
 """A sweep's runs and its result, without training anything."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows.sweep import SweepPoint, base_question, read_sweep, score_of, sweep_points, sweep_results
+from flows.train_sweep import train_sweep
 
 RATES = '[settings]\n"training.learning_rate" = [1e-3, 2e-3, 4e-3]\n'
 
@@ -50,6 +52,18 @@ def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, text:
     with pytest.raises(InputError, match=said) as refused:
         points_of(tmp_path, text)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_that_exists_is_refused_with_what_a_sweep_can_do(tmp_path: Path):
+    (run,) = points_of(tmp_path, "seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3]")[0].runs
+    done(run.model_copy(update={"seed": 1}), 0.5)
+    for resume, said in (
+        (False, "continue the sweep with --resume, or choose"),
+        (True, "restore it in the sweep's file, or choose"),
+    ):
+        with pytest.raises(InputError, match=f"run 'rates-1' .*{said} another name than 'rates'") as refused:
+            asyncio.run(train_sweep("rates", [run], resume=resume))
+        assert "--run" not in str(refused.value) and "--init-from" not in str(refused.value)
 
 
 @pytest.mark.parametrize("seeds", [5, 6])
