@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from entente.cli.options import OpenPage, RunsRoot, which_runs
 from entente.cli.terminal import cell, output_console, show_page
+from entente.telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +43,10 @@ def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None =
     from entente.reports.compared import compare_runs
     from storage.runs import RunPaths
 
+    names = [name for words in names for name in words.split(",") if name]
     chosen = which_runs(names, runs_root)
+    if len(chosen) == 1 and len(names) > 1:
+        raise InputError(f"run '{chosen[0]}' is named {len(names)} times: name another run to compare it with")
     comparison = compare_runs([RunPaths(runs_root / name) for name in chosen])
     file = output or runs_root / chosen[0] / _page_name(chosen[1:])
     write_comparison(comparison, file, runs_root)

@@ -181,7 +181,8 @@ def test_a_pattern_names_several_runs_and_each_is_compared_with_the_first(make, 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        pytest.param(["a", "a"], "a comparison takes 2 to 8 runs, and 1 is given", id="twice the same"),
+        pytest.param(["a", "a"], "run 'a' is named 2 times: name another run", id="twice the same"),
+        pytest.param(["a"], "a comparison takes 2 to 8 runs, and 1 is given", id="one"),
         pytest.param(["a", "x-*"], "no run in '", id="a pattern without runs"),
         pytest.param(["a", "b"], "is no complete record of settings", id="damaged settings"),
     ],
