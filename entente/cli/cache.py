@@ -90,13 +90,14 @@ def show(*, runs_root: RunsRoot = Path("runs")) -> None:
 
         entente cache show
     """
+    from entente.evaluation.intervals import format_count
     from state_cache.store import open_cache
 
     for folder in _folders(runs_root):
         cache = open_cache(folder)
         for part, snapshots in (("train", cache.train), ("held out", cache.held_out)):
-            games = len({snapshot.game_id for snapshot in snapshots})
-            print(f"{folder.name}, {part}: {len(snapshots)} positions from {games} source games")
+            games = format_count(len({snapshot.game_id for snapshot in snapshots}), "source games")
+            print(f"{folder.name}, {part}: {format_count(len(snapshots), 'positions')} from {games}")
             Console().print(_strata_table(snapshots))
 
 
@@ -108,6 +109,7 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
 
         entente cache verify
     """
+    from entente.evaluation.intervals import format_count
     from entente.telemetry.errors import DataError
     from state_cache.verify import verify
 
@@ -119,7 +121,8 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
             damaged += 1
             print(f"damaged  {folder.name}: {error}")
         else:
-            print(f"whole    {folder.name}: {len(cache.train)} positions to train from, {len(cache.held_out)} held out")
+            train = format_count(len(cache.train), "positions")
+            print(f"whole    {folder.name}: {train} to train from, {len(cache.held_out)} held out")
     if damaged:
         raise SystemExit(1)
 

@@ -62,24 +62,27 @@ def group(
 
         entente runs inspect group 12 --run mine --power france --phase S1902M --board best.svg
     """
+    from entente.evaluation.intervals import format_count
+
     run = which_run(run, runs_root)
     pair = _opened(run, runs_root).group(start_group, power, phase)
     _sample(pair.best, board)
     facts = pair.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
-    summary = f"{facts['n']} forks, returns {facts['return_range']:.3g} apart, {usable}, trained on by {facts['used']} steps"
-    forks = Table("fork", "return", "version", "status", "decision", box=None)
+    forks, steps = format_count(facts["n"], "forks"), format_count(facts["used"], "steps")
+    summary = f"{forks}, returns {facts['return_range']:.3g} apart, {usable}, trained on by {steps}"
+    table = Table("fork", "return", "version", "status", "decision", box=None)
     for member in pair.members:
         values = (member["fork"], f"{member['return']:+.3g}", member["policy_version"], member["status"], member["decision_id"])
-        forks.add_row(*map(str, values))
+        table.add_row(*map(str, values))
     sides = [
         Group(Text(f"{name}: fork {side.facts['fork']}", style="bold"), _outcome(side), *_thought(side.thought), _orders(side))
         for name, side in (("best", pair.best), ("worst", pair.worst))
     ]
     side_by_side = Table.grid(padding=(0, 4))
     side_by_side.add_row(*sides)
-    _print(head, Text(summary), forks, side_by_side)
+    _print(head, Text(summary), table, side_by_side)
 
 
 def _opened(run: str, runs_root: Path) -> "Inspector":

@@ -62,6 +62,7 @@ def replay(
 def _list(paths: "RunPaths", last: int) -> None:
     from rich.table import Table
 
+    from entente.evaluation.intervals import format_count
     from entente.reports.games import games_of
     from storage.run_sql import connect
 
@@ -77,4 +78,5 @@ def _list(paths: "RunPaths", last: int) -> None:
         table.add_row(name, phases, ", ".join(game.powers), str(game.version), f"{game.gain:+g}", game.status)
     console = output_console()
     console.print(table)
-    console.print(f"{len(games)} games; replay one: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)
+    count = format_count(len(games), "games")
+    console.print(f"{count}; replay one: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)

@@ -69,9 +69,12 @@ def _lines(replay: "Replay") -> list[str]:
             f"adapter        {recorded.adapter_hash} recorded, {replayed.adapter_hash} now",
         ]
     if replay.difference is None:
-        micro_batches = sum(len(update.micro_batches) for update in recorded.updates)
+        from entente.evaluation.intervals import format_count
+
+        count = sum(len(update.micro_batches) for update in recorded.updates)
+        micro_batches = "1 micro-batch" if count == 1 else f"{count} micro-batches"
         allowed = f"within {replay.tolerance}" if replay.tolerance.loss else "bitwise"
-        lines += [f"all agree {allowed}, over {micro_batches} micro-batches in {len(recorded.updates)} updates"]
+        lines += [f"all agree {allowed}, over {micro_batches} in {format_count(len(recorded.updates), 'updates')}"]
     return lines
 
 

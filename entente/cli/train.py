@@ -88,7 +88,7 @@ def _scripted(summary: dict) -> list[str]:
 
 
 def _lines(summary: dict, years: int) -> list[str]:
-    from entente.evaluation.intervals import describe_interval
+    from entente.evaluation.intervals import describe_interval, format_count
 
     per = "a year" if years == 1 else f"in {years} years"
 
@@ -98,8 +98,8 @@ def _lines(summary: dict, years: int) -> list[str]:
 
     run = Path(summary["run"])
     work = (
-        f"{summary['steps']} steps, {summary['decisions']} decisions, {summary['wall_s']:.0f} s, "
-        f"orders rejected {summary['orders_rejected']}"
+        f"{format_count(summary['steps'], 'steps')}, {format_count(summary['decisions'], 'decisions')}, "
+        f"{summary['wall_s']:.0f} s, orders rejected {summary['orders_rejected']}"
     )
     return [
         work,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from entente.evaluation.intervals import format_count
 from entente.telemetry.stages import STAGES, TRAINER_STAGES, UPDATE, stages_of
 
 Figures = Mapping[str, float]
@@ -48,8 +49,8 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
     trained = sum(figures.get("train/decisions", 0.0) for figures in steps.values())
     waiting = 1 - sum(parts[name] for name in TRAINER_STAGES) / seconds
     sentences = [
-        f"{len(steps)} steps at {3600 * len(steps) / seconds:,.0f} an hour, {trained / seconds:,.1f} decisions trained a second; "
-        f"the trainer waited {waiting:.0%} of the time.",
+        f"{format_count(len(steps), 'steps')} at {3600 * len(steps) / seconds:,.0f} an hour, "
+        f"{trained / seconds:,.1f} decisions trained a second; the trainer waited {waiting:.0%} of the time.",
         f"{_most(limit, parts, seconds)}.",
         *_cause(limit[0], list(steps.values()), steps, settings),
     ]
@@ -62,7 +63,7 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
         sentences += [_slowness(step, steps) for step in slow[:SLOW_NAMED]]
         if more := sorted(slow[SLOW_NAMED:]):
             sentences.append(f"Also slow: {', '.join(map(str, more[:8]))}{', ...' * (len(more) > 8)}.")
-    return Explanation(title=f"{len(steps)} steps", seconds=seconds, parts=parts, sentences=sentences)
+    return Explanation(title=format_count(len(steps), "steps"), seconds=seconds, parts=parts, sentences=sentences)
 
 
 def _is_slow(step: int, steps: Mapping[int, Figures], ordered: Sequence[float]) -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 
+from entente.evaluation.intervals import format_count
 from entente.reports.read_run import RecordedRun
 from entente.telemetry.stages import STAGES, stages_of
 from storage.files import file_marks
@@ -54,7 +55,7 @@ def progress(run: RecordedRun) -> str:
         state = "is done"
     elif run.quiet_s > 60:
         state += f", nothing was written for {run.quiet_s / 60:.0f} minutes"
-    words = f"{run.name}: {run.done} of {run.planned} steps; it {state}"
+    words = f"{run.name}: {run.done} of {format_count(run.planned, 'steps')}; it {state}"
     seconds = [figures["time/step_s"] for figures in list(run.steps.values())[-NEWEST:]]
     if seconds and run.at_work and not run.is_over:
         each = sum(seconds) / len(seconds)

@@ -121,11 +121,15 @@ def _thinned(values: list[float]) -> list[float]:
     return values if len(values) <= _SKETCHED else [float(part.mean()) for part in np.array_split(values, _SKETCHED)]
 
 
+def _shards(count: int) -> str:
+    return "1 shard is" if count == 1 else f"{count:,} shards are"
+
+
 def _learned(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
     return {
         "scores": plots.scores(named_scores(facts.scores)),
         "returns": plots.returns(facts),
-        "counted": "" if facts.rows is None or facts.rows.left == 0 else f" {facts.rows.left:,} shards are still to be read.",
+        "counted": "" if facts.rows is None or facts.rows.left == 0 else f" {_shards(facts.rows.left)} still to be read.",
         "ladder": plots.ladder(facts.track),
         "ladder_says": sentences.ladder(facts.track),
         "not_drawn": sentences.not_drawn(facts.track),

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from entente.decoding.model_files import RECIPE
-from entente.evaluation.intervals import Estimate
+from entente.evaluation.intervals import Estimate, format_count
 from entente.evaluation.match_files import MatchRecord
 from entente.evaluation.match_table import MEASURES, PAR
 from entente.evaluation.score_files import ScoreRecord, TrackPoint
@@ -370,4 +370,4 @@ def imitation_plot(curve: Sequence[Mapping[str, Any]]) -> str:
     below.line([point["step"] for point in curve], [point["orders_equal"] for point in curve], GREEN)
     last = curve[-1]
     result = f"{last['order_loss']:.2f} nats per order token and {last['orders_equal']:.0%} of orders equal"
-    return plot([above, below], "step", f"Imitation: after {last['step']} steps {result}.")
+    return plot([above, below], "step", f"Imitation: after {format_count(last['step'], 'steps')} {result}.")

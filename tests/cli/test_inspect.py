@@ -26,6 +26,7 @@ def test_the_best_and_the_worst_fork_stand_side_by_side(workplace, used):
     done = workplace("runs", "inspect", "group", str(used["start_group"]), "--run", "first")
     assert done.returncode == 0, done.stderr
     assert any("best: fork" in line and "worst: fork" in line for line in done.stdout.splitlines())
+    assert done.stdout.splitlines()[1].endswith("trained on by 1 step")
 
 
 @pytest.mark.parametrize(
