@@ -48,15 +48,14 @@ def explain_run(steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> Ex
     limit = _limit(parts)
     trained = sum(figures.get("train/decisions", 0.0) for figures in steps.values())
     waiting = 1 - sum(parts[name] for name in TRAINER_STAGES) / seconds
+    without = seconds - sum(parts[name] for name in limit)
+    faster = f"; without it, the run would make {3600 * len(steps) / without:,.0f} steps an hour" if 0 < without < seconds else ""
     sentences = [
         f"{format_count(len(steps), 'steps')} at {3600 * len(steps) / seconds:,.0f} an hour, "
         f"{trained / seconds:,.1f} decisions trained a second; the trainer waited {waiting:.0%} of the time.",
-        f"{_most(limit, parts, seconds)}.",
+        f"{_most(limit, parts, seconds)}{faster}.",
         *_cause(limit[0], list(steps.values()), steps, settings),
     ]
-    without = seconds - sum(parts[name] for name in limit)
-    if 0 < without < seconds:
-        sentences.append(f"Without it, the run would make {3600 * len(steps) / without:,.0f} steps an hour.")
     ordered = sorted(figures["time/step_s"] for figures in steps.values())
     slow = [step for step in steps if _is_slow(step, steps, ordered)]
     if slow := sorted(slow, key=lambda step: -steps[step]["time/step_s"]):
@@ -81,7 +80,7 @@ def _slowness(step: int, steps: Mapping[int, Figures]) -> str:
     worst = max(more, key=more.__getitem__)
     return (
         f"Step {step} took {seconds / usual:.1f} times as long as the median of the others ({seconds:.1f} s, {usual:.1f} s); "
-        f"{more[worst]:.1f} s of it is {STAGES[worst]}."
+        f"{STAGES[worst]} took {parts[worst]:.1f} s, {more[worst]:.1f} s above its own median."
     )
 
 
@@ -92,7 +91,7 @@ def _limit(parts: Mapping[str, float]) -> tuple[str, ...]:
 
 def _most(limit: tuple[str, ...], parts: Mapping[str, float], seconds: float) -> str:
     what = STAGES[limit[0]] if len(limit) == 1 else ", ".join(limit)
-    return f"Most of the time, {sum(parts[name] for name in limit) / seconds:.0%}, went into {what}"
+    return f"The largest share of the time, {sum(parts[name] for name in limit) / seconds:.0%}, went into {what}"
 
 
 def _cause(limit: str, chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
@@ -153,19 +152,18 @@ def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mappi
         if depth == 1
         else (f"the {depth} steps that pipeline.buffer_depth keeps ahead are")
     )
+    # Below the engine's limit, steps that are played at once share its batches: more of them finish in the same time.
+    deeper = "" if _has_room(chosen, settings) else "; a deeper buffer only delays that"
     return [
         f"The buffer was empty: only {ready:.0%} of the requested groups were ready. Rollouts of a step take "
         f"{rollouts:.1f} s, the trainer's own work {training:.1f} s, so {used_up} used up after the first steps, and "
-        "every later step waits; a deeper buffer only delays that."
+        f"every later step waits{deeper}."
     ]
 
 
 def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     inference = settings.get("inference", {})
-    queue, work = (
-        _mean(chosen, "rollout/queue_ms_p50"),
-        _mean(chosen, "rollout/prefill_ms_p50") + _mean(chosen, "rollout/decode_ms_p50"),
-    )
+    queue, work = _queue_and_work_ms(chosen)
     if _sum(chosen, "rollout/preemptions"):
         return [
             f"The engine preempted {_sum(chosen, 'rollout/preemptions'):.0f} requests because its KV cache was full: raise "
@@ -176,16 +174,28 @@ def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
             f"Requests waited longer in the queue ({queue:.0f} ms) than they took to sample ({work:.0f} ms): add a worker "
             "(`entente serve`, inference.urls), or raise inference.max_sequences if its memory allows."
         ]
-    most, together = float(inference.get("max_sequences", 0)), _mean(chosen, "rollout/occupancy")
-    if 0 < together < most / 4:
+    together = _mean(chosen, "rollout/occupancy")
+    if _has_room(chosen, settings):
         return [
-            f"The engine ran {together:.0f} requests at once of at most {most:.0f}: play more at a time "
-            "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth)."
+            f"The engine ran {together:.0f} requests at once of at most {inference['max_sequences']}: play more at a time "
+            "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth, inside storage.max_policy_lag)."
         ]
     known = [f"{together:.0f} requests at once"] if any("rollout/occupancy" in figures for figures in chosen) else []
     if any("rollout/prefix_hit_share" in figures for figures in chosen):
         known.append(f"{_mean(chosen, 'rollout/prefix_hit_share'):.0%} of prompt tokens cached")
     return [" ".join(["The engine is busy", *([f"({', '.join(known)})"] if known else [])]) + ": add a worker or a GPU."]
+
+
+def _has_room(chosen: list[Figures], settings: Mapping[str, Any]) -> bool:
+    """Whether the engine would have sampled more requests at once."""
+    queue, work = _queue_and_work_ms(chosen)
+    limited = _sum(chosen, "rollout/preemptions") > 0 or queue > work > 0
+    return not limited and 0 < _mean(chosen, "rollout/occupancy") < settings.get("inference", {}).get("max_sequences", 0) / 4
+
+
+def _queue_and_work_ms(chosen: list[Figures]) -> tuple[float, float]:
+    work = _mean(chosen, "rollout/prefill_ms_p50") + _mean(chosen, "rollout/decode_ms_p50")
+    return _mean(chosen, "rollout/queue_ms_p50"), work
 
 
 def _mean(chosen: list[Figures], name: str) -> float:

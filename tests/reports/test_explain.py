@@ -60,7 +60,8 @@ def test_a_planted_bottleneck_is_named_with_the_setting_that_moves_it(figures: d
     assert sum(found.share(name) for name in STAGES) == pytest.approx(1)
     assert max(found.parts, key=found.parts.__getitem__) == part
     assert (
-        f"took 3.0 times as long as the median of the others (30.0 s, 10.0 s); 20.0 s of it is {STAGES[part]}"
+        f"took 3.0 times as long as the median of the others (30.0 s, 10.0 s); {STAGES[part]} took {found.parts[part]:.1f} s, "
+        "20.0 s above its own median"
         in found.sentences[0]
     )
     most = "forward, backward, optimiser" if part == "backward" else STAGES[part]
@@ -96,6 +97,25 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_empty_buffer():
     told = explain_run({1: quick, 2: quick}, settings)
     assert told.parts["rollouts"] == 0 and "The update computes" in " ".join(told.sentences)
     assert not any("The buffer was empty" in sentence for sentence in told.sentences)
+
+
+@pytest.mark.parametrize(
+    ("occupancy", "queue_ms", "deeper", "only_delays"),
+    [
+        pytest.param(3.0, 1.0, True, False, id="an engine with room"),
+        pytest.param(30.0, 1.0, False, True, id="a busy engine"),
+        pytest.param(3.0, 99.0, False, True, id="requests that queue"),
+    ],
+)
+def test_the_advice_on_the_depth_of_the_buffer_does_not_contradict_itself(
+    occupancy: float, queue_ms: float, deeper: bool, only_delays: bool
+):
+    settings = {"pipeline": {"buffer_depth": 1}, "inference": {"max_sequences": 32}}
+    figures = {"rollout/occupancy": occupancy, "rollout/queue_ms_p50": queue_ms, "rollout/ready_share": 0.0}
+    sentences = explain_run({1: planted(20, "time/rollout_wait_s", "time/rollout_s") | figures}, settings).sentences
+    assert any("or pipeline.buffer_depth" in sentence for sentence in sentences) == deeper
+    assert any("a deeper buffer only delays that" in sentence for sentence in sentences) == only_delays
+    assert sentences[1].endswith("waiting for rollouts; without it, the run would make 400 steps an hour.")
 
 
 def test_the_command_explains_a_run_and_its_steps(workplace: Entente, trained):
