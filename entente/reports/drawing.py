@@ -20,7 +20,8 @@ PINK, NAVY = "#d98cb3", "#4a5a8a"
 """Mid tones, visible on light and dark backgrounds and with colour blindness."""
 WIDE, LINE = 560.0, 19.0
 """Width of a picture, and height of a line of text, in SVG units."""
-_LETTER, _MARGIN, _RIGHT = 6.7, 64.0, 12.0
+_LETTER, _DIGIT, _MARGIN, _RIGHT = 6.7, 8.0, 64.0, 12.0
+"""`_LETTER`, `_DIGIT`: widths of a letter in the mean, and of the widest digits, so that no number meets what is beside it."""
 _FEW, _MANY = 60, 240
 """Up to `_FEW` points have dots; more than `_MANY` are joined before they are drawn."""
 _LONGEST = 40
@@ -40,6 +41,8 @@ class Panel:
     names: list[tuple[str, str, bool]] = field(default_factory=list)
     """Name, colour, whether dashed, of what the legend lists."""
     marks: list[Callable[[Callable[[float], float], Callable[[float], float]], str]] = field(default_factory=list)
+    rules: list[float] = field(default_factory=list)
+    """Heights of lines across the whole panel."""
     seen: list[float] = field(default_factory=list)
     """Vertical values, for the range."""
     across: list[float] = field(default_factory=list)
@@ -93,7 +96,18 @@ class Panel:
             below = top
 
     def rule(self, y: float) -> None:
-        self.marks.append(lambda across, up: _stroke(f"M{_MARGIN} {up(y):.1f}H{WIDE - _RIGHT}", "currentColor", 1, 0.4))
+        self.rules.append(y)
+
+    def ticks(self) -> tuple[tuple[float, float], list[tuple[float, str]]]:
+        """(lowest and highest value of the axis, its ticks), in powers of 10 with `log`."""
+        low, high = _widened([self.scale(value) for value in self.seen], 0.05)
+        low, high = low if self.low is None else self.low, high if self.top is None else self.top
+        times = 100 if self.per_cent else 1
+        ticks = _ticks(times * low, times * high, 6, powers=self.log)
+        return (low, high), [(value / times, text + "%" * self.per_cent) for value, text in ticks]
+
+    def scale(self, value: float) -> float:
+        return math.log10(max(value, 1e-12)) if self.log else float(value)
 
     def _take(self, x: np.ndarray, y: np.ndarray, name: str, colour: str, dashed: bool) -> None:
         self.seen += y[np.isfinite(y)].tolist()
@@ -105,15 +119,16 @@ class Panel:
 def plot(panels: Sequence[Panel], x_label: str, alt: str, *, steps: int = 0) -> str:
     """`alt`: the description; `steps`: the horizontal axis goes from step 1 to this one; 0: as far as there are values."""
     left, right = (0.4, steps + 0.6) if steps else _widened([value for panel in panels for value in panel.across], 0.02)
-    across = _scale(left, right, _MARGIN, WIDE - _RIGHT)
+    margin = max([_MARGIN, *(len(text) * _DIGIT + LINE + 7 for panel in panels for _, text in panel.ticks()[1])])
+    across = _scale(left, right, margin, WIDE - _RIGHT)
     drawn, at = list[str](), 0.0
     for panel in panels:
         legend, at = _legend(panel.names, at)
-        drawn += [*legend, *_panel(panel, at + 8, across)]
+        drawn += [*legend, *_panel(panel, at + 8, across, margin)]
         at += panel.high + 22
-    for value, text in _ticks(left, right, 9, whole=True):
+    for value, text in _ticks_apart(left, right, 9, across, whole=True):
         drawn.append(_text(text, across(value), at + 4, "middle"))
-    drawn.append(_text(x_label, (_MARGIN + WIDE - _RIGHT) / 2, at + LINE + 3, "middle"))
+    drawn.append(_text(x_label, (margin + WIDE - _RIGHT) / 2, at + LINE + 3, "middle"))
     return picture("".join(drawn), at + LINE + 10, alt)
 
 
@@ -133,7 +148,7 @@ def rows_plot(
     left, right = ends or _widened([*values, *([] if line is None else [line])], 0.12)
     across, step = _scale(left, right, margin, WIDE - _RIGHT - 20), 2 * LINE if not bars else 1.5 * LINE
     high, drawn = len(rows) * step + 6, list[str]()
-    for value, text in _ticks(left, right, 6):
+    for value, text in _ticks_apart(left, right, 6, across):
         drawn.append(_stroke(f"M{across(value):.1f} 4V{high:.1f}", "currentColor", 0.8, 0.14))
         drawn.append(_text(text, across(value), high + LINE - 2, "middle"))
     if line is not None:
@@ -169,18 +184,19 @@ def stand_alone(svg: str) -> str:
     return f'{opening}><rect width="{size[1]}" height="{size[2]}" fill="#ffffff"/>{rest}\n'
 
 
-def _panel(panel: Panel, top: float, across: Callable[[float], float]) -> list[str]:
-    scale = (lambda value: math.log10(max(value, 1e-12))) if panel.log else float
-    low, high = _widened([scale(value) for value in panel.seen], 0.05)
-    low, high = low if panel.low is None else panel.low, high if panel.top is None else panel.top
+def _panel(panel: Panel, top: float, across: Callable[[float], float], margin: float) -> list[str]:
+    (low, high), ticks = panel.ticks()
     level = _scale(low, high if high > low else low + 1, top + panel.high, top)
-    drawn, times = [], 100 if panel.per_cent else 1
-    for value, text in _ticks(times * low, times * high, 6, powers=panel.log):
-        y = level(value / times)
-        drawn.append(_stroke(f"M{_MARGIN} {y:.1f}H{WIDE - _RIGHT}", "currentColor", 0.8, 0.14))
-        drawn.append(_text(text + "%" * panel.per_cent, _MARGIN - 7, y + 4, "end"))
-    drawn += [mark(across, lambda value: level(scale(value))) for mark in panel.marks]
-    drawn.append(_stroke(f"M{_MARGIN} {top:.1f}V{top + panel.high:.1f}H{WIDE - _RIGHT}", "currentColor", 1, 0.5))
+    drawn = []
+    for value, text in ticks:
+        y = level(value)
+        drawn.append(_stroke(f"M{margin:.1f} {y:.1f}H{WIDE - _RIGHT}", "currentColor", 0.8, 0.14))
+        drawn.append(_text(text, margin - 7, y + 4, "end"))
+    drawn += [mark(across, lambda value: level(panel.scale(value))) for mark in panel.marks]
+    for value in panel.rules:
+        y = level(panel.scale(value))
+        drawn.append(_stroke(f"M{margin:.1f} {y:.1f}H{WIDE - _RIGHT}", "currentColor", 1, 0.4))
+    drawn.append(_stroke(f"M{margin:.1f} {top:.1f}V{top + panel.high:.1f}H{WIDE - _RIGHT}", "currentColor", 1, 0.5))
     middle = top + panel.high / 2
     words = _text(panel.label, 11, middle, "middle")
     return [*drawn, words.replace("<text", f'<text transform="rotate(-90 11 {middle:.1f})"', 1)]
@@ -243,6 +259,17 @@ def _ticks(low: float, high: float, most: int, *, whole: bool = False, powers: b
     form = f"{comma}.{digits}f" if digits <= 4 and greatest < 1e7 else ".4g"
     texts = [f"{10.0**value:g}" if powers else f"{value:{form}}" for value in values]
     return list(zip(values, (text.replace("-", "−") for text in texts), strict=True))
+
+
+def _ticks_apart(
+    low: float, high: float, most: int, across: Callable[[float], float], *, whole: bool = False
+) -> list[tuple[float, str]]:
+    """As many ticks of a horizontal axis as fit side by side, up to `most`."""
+    for count in range(most, 1, -1):
+        ticks = _ticks(low, high, count, whole=whole)
+        if all(across(b) - across(a) > (len(first) + len(text)) / 2 * _DIGIT for (a, first), (b, text) in pairwise(ticks)):
+            return ticks
+    return _ticks(low, high, 1, whole=whole)
 
 
 def _stroke(path: str, colour: str, wide: float, share: float, dash: str = "") -> str:

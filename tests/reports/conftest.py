@@ -17,7 +17,8 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 class Page(HTMLParser):
-    """The page read by something that is no browser: its tags must nest, or reading fails."""
+    """The page read by something that is no browser: its tags must nest, and a column's head be aligned as its cells, or reading
+    fails."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -25,6 +26,9 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.words: list[str] = []
         self.rows: list[list[str]] = []
+        self.headed = False
+        self.aligned: list[list[bool]] = []
+        """For each row of the table that is read: whether its cells are aligned as numbers."""
         self.feed(html)
         self.close()
         assert self.open == []
@@ -33,16 +37,25 @@ class Page(HTMLParser):
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "table":
+            self.headed, self.aligned = False, []
+        self.headed |= tag == "thead"
         if tag == "tr":
             self.rows.append([])
+            self.aligned.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
+            self.aligned[-1].append("number" in self.elements[-1][1].get("class", "").split())
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        if tag == "table" and self.headed:
+            head, *rows = self.aligned
+            whole = [row for row in rows if len(row) == len(head)]
+            assert not whole or head == [all(column) for column in zip(*whole, strict=True)], self.rows[-len(self.aligned)]
 
     def handle_data(self, data: str) -> None:
         if "style" in self.open:

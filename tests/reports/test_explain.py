@@ -61,8 +61,7 @@ def test_a_planted_bottleneck_is_named_with_the_setting_that_moves_it(figures: d
     assert max(found.parts, key=found.parts.__getitem__) == part
     assert (
         f"took 3.0 times as long as the median of the others (30.0 s, 10.0 s); {STAGES[part]} took {found.parts[part]:.1f} s, "
-        "20.0 s above its own median"
-        in found.sentences[0]
+        "20.0 s above its own median" in found.sentences[0]
     )
     most = "forward, backward, optimiser" if part == "backward" else STAGES[part]
     assert most in found.sentences[1] and setting in " ".join(found.sentences[2:])

@@ -13,6 +13,7 @@ from entente.evaluation.score_files import TrackPoint
 from entente.evaluation.settings import MatchSettings
 from entente.reports import plots, sentences
 from entente.reports.drawing import BLUE, WIDE, Panel, plot, stand_alone
+from entente.reports.write_page import page_template
 from tests.reports.conftest import Page, facts
 
 STEP = {
@@ -83,6 +84,23 @@ def test_long_names_in_a_legend_stay_inside_the_picture():
     texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="start"[^>]*>([^<]*)<', drawn)
     assert len(texts) == 5 and len({y for _, y, _ in texts}) == 3, "two rows of two names, then the longest, cut"
     assert all(float(x) + 6.5 * len(text) <= WIDE for x, _, text in texts)
+
+
+@pytest.mark.parametrize("value", [1.5e-6, 0.25, 1234567.0, 98765432.1])
+def test_numbers_on_an_axis_meet_neither_its_label_nor_each_other(value: float):
+    panel = Panel(label="nats")
+    panel.line([0, 1e6 * (1 + value)], [0.0, value], BLUE)
+    texts = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(end|middle)"[^>]*>([^<]*)<', plot([panel], "step", ""))
+    widest_digit = 7.95  # of DejaVu Sans
+    assert all(float(x) - widest_digit * len(text) > 17 for x, _, anchor, text in texts if anchor == "end")
+    below = [(float(x), len(text)) for x, _, anchor, text in texts if anchor == "middle" and text != "step"]
+    assert len(below) > 2
+    assert all(x - left > widest_digit * (long + other) / 2 for (left, long), (x, other) in pairwise(below))
+
+
+def test_a_sketch_of_one_value_is_a_dot():
+    sketch = page_template("parts.html.jinja").module.sketch
+    assert 'class="point"' in sketch([1.5]) and 'class="point"' not in sketch([1.5, 1.5])
 
 
 def test_a_picture_says_names_as_text_and_its_size_does_not_grow_with_the_steps():
