@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 def play(
     *,
     power: Annotated[str, Parameter(help="Powers that people play, separated by commas.")] = "france",
-    watch: Annotated[bool, Parameter(help="No human players: watch the others.", negative="")] = False,
+    watch: Annotated[
+        bool, Parameter(help="No human players: watch the others, a phase at a click, or one after another.", negative="")
+    ] = False,
     against: Annotated[
         str,
         Parameter(
@@ -45,7 +47,8 @@ def play(
 ) -> None:
     """Play a game in the browser, or watch one, until Ctrl-C. Every phase is stored, so a game can be continued at any time.
 
-    Serves the page on this machine only, at a URL with a secret key. Assigns the players of --against to seats at random.
+    Serves the page on this machine only, at a URL with a secret key. Assigns the players of --against to seats at random. A game
+    with --watch waits for its page: "play the next phase" resolves one, "play on by itself" one after another until "pause".
 
     Examples
 

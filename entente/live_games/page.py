@@ -50,6 +50,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
         "revision": game.revision,
         "deciding": game.is_deciding,
         "over": game.is_over,
+        "watched": not game.people,
         "waits": [POWERS.index(power) for power in waits],
         "given": [POWERS.index(power) for power in game.pending],
         "phases": [*map(_played, game.turns), _position(game.board, {}, {}, {}, {})],

@@ -4,7 +4,7 @@
   const game = { ...page, phases: [] };
   const { at, html, svg, map, place, mark, showUnits, showGround, showShare, percent, told, counted, centresOf, whatIf } = boardOf(game);
   const SIZE = 1000 / 58, still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  let state = { revision: -1 }, now = -1, timer = null, asking = false;
+  let state = { revision: -1 }, now = -1, timer = null, asking = false, auto = false; // auto: a watched game plays on by itself
   let mine = null, drafts = {}, picked = null, clicks = [], kind = ""; // kind: of the order, S or C, after the first of its clicks
 
   // -- talking to the server --------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@
   function showPhases() {
     at("phases").replaceChildren(...game.phases.map((phase, i) => {
       const link = html("a", { href: `#${i}` }, phase.short);
-      link.onclick = event => { event.preventDefault(); stay(); go(i); };
+      link.onclick = event => { event.preventDefault(); auto = false; stay(); go(i); };
       return link;
     }));
   }
@@ -102,8 +102,12 @@
     const name = p => game.powers[p], phase = game.phases.at(-1);
     const most = Math.max(...game.powers.map((_, p) => centresOf(phase, p)));
     const first = game.powers.map((_, p) => p).filter(p => centresOf(phase, p) === most);
+    at("how").textContent = state.over ? "◀ and ▶ or the arrow keys step through the game; it can be played on from an earlier position."
+      : state.watched ? "◀ and ▶ or the arrow keys step through what was played."
+      : "Click a unit of yours, then where it goes: an empty province to move, a unit to support or convoy it, the unit again to hold. Esc gives up a click.";
     at("status").textContent = state.over ? `The game is over: ${list(first.map(name))} with ${counted(most, "centre")}.`
-      : state.deciding ? "The others decide …"
+      : state.deciding ? `The ${state.watched ? "players" : "others"} decide …`
+      : state.watched ? (auto ? "The game plays on by itself." : "You watch: play the next phase, or let the game play on by itself.")
       : state.waits.length ? `${list(state.waits.map(name))}: your orders, please.${state.given.length ? ` ${list(state.given.map(name))} has ordered.` : ""}`
       : "Nobody here has anything to order: play the next phase.";
   }
@@ -201,12 +205,13 @@
       if (held >= 0) controls()[held]?.focus();
     };
     if (state.revision < 0) return;
-    if (!isNow() || (mine === null && (state.over || state.deciding))) return fill();
+    if ((!isNow() && !auto) || (mine === null && (state.over || (state.deciding && !state.watched)))) return fill();
     if (mine === null) {
-      const button = html("button", { class: "main" }, "play the next phase");
-      button.disabled = asking;
+      const button = html("button", { class: "main" }, "play the next phase"), on = html("button", {}, auto ? "pause" : "play on by itself");
+      button.disabled = asking || state.deciding || auto;
       button.onclick = () => change("next", {});
-      return fill(html("div", { class: "actions" }, button));
+      on.onclick = () => { auto = !auto; showOwn(); showStatus(); if (auto) playOn(); };
+      return fill(html("div", { class: "actions" }, button, ...(state.watched ? [on] : [])));
     }
     const { sites, options, kind: phase, picks: most } = legal(), own = draft(), body = html("tbody", {});
     const rule = { build: `Build up to ${most}.`, disband: `Disband ${most}.`, retreat: "Retreat or disband.", movement: "" }[phase];
@@ -244,6 +249,21 @@
     ask_.onclick = () => hint(mine);
     card.append(html("div", { class: "actions" }, send, ask_, by));
     fill(card);
+  }
+  let playing = false;
+  async function playOn() { // one phase after another; each is shown as it passes by before the next one is played
+    if (playing) return;
+    playing = true;
+    while (auto && state.watched && !state.over) {
+      if (isNow() && timer === null && !state.deciding && !asking) {
+        const answer = await change("next", {});
+        if (!answer || answer.error || answer.sentence) break;
+      }
+      await new Promise(done => setTimeout(done, 300));
+    }
+    playing = auto = false;
+    showOwn();
+    showStatus();
   }
   let hinter = page.players[0], hinting = false;
   async function hint(power) {
@@ -295,12 +315,12 @@
   })];
 
   // -- moving through the game --------------------------------------------------------------------------------------------------
-  const step = to => { stay(); unpick(); go(to); };
+  const step = to => { auto = false; stay(); unpick(); go(to); };
   at("first").onclick = () => step(0);
   at("back").onclick = () => step(now - 1);
   at("next").onclick = () => step(now + 1);
   at("last").onclick = () => step(game.phases.length - 1);
-  at("undo").onclick = () => change("undo", { turn: now });
+  at("undo").onclick = () => { auto = false; change("undo", { turn: now }); };
   at("save").href = `saved?key=${encodeURIComponent(page.key)}`;
   at("export").href = `recorded?key=${encodeURIComponent(page.key)}`;
   document.addEventListener("keydown", event => {

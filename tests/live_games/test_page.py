@@ -98,3 +98,33 @@ def test_a_year_is_played_by_clicks_and_continued_after_a_kill(entente, browser)
         page.close()
     finally:
         end(again)
+
+
+@pytest.mark.in_turn
+@pytest.mark.browser
+@pytest.mark.system
+def test_a_watched_game_plays_on_by_itself_to_its_end_and_its_page_asks_for_no_orders(entente, browser):
+    from playwright.sync_api import expect
+
+    process = entente.start("play", "--no-browser", "--watch", "--against", "mover", "--years", "1")
+    try:
+        page = browser.new_page(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
+        told: list[str] = []
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.goto(address(process))
+        expect(page.locator("#status")).to_contain_text("You watch")
+        assert "Click a unit" not in page.locator(".legend").inner_text()
+        page.get_by_role("button", name="play the next phase").click()
+        expect(page.locator("#phases a")).to_have_count(2, timeout=LIMIT_MS)
+        page.get_by_role("button", name="play on by itself").click()
+        expect(page.locator("#status")).to_contain_text("The game is over", timeout=LIMIT_MS)
+        expect(page.locator("#own button")).to_have_count(0)
+        assert "Click a unit" not in page.locator(".legend").inner_text()
+        page.locator("#phases a").nth(1).click()
+        page.get_by_text("play on from here").click()
+        expect(page.locator("#phases a")).to_have_count(2, timeout=LIMIT_MS)
+        page.wait_for_timeout(1000)  # the game waits again for a click
+        assert page.get_by_role("button", name="play on by itself").is_enabled()
+        assert page.locator("#phases a").count() == 2 and told == []
+    finally:
+        end(process)
