@@ -1,5 +1,6 @@
 """`entente doctor`: environment checks; each problem comes with a fix. Reads only package metadata, paths and
-system information. The only heavy import is Prefect, if PREFECT_API_URL names a server."""
+system information, and asks the hub for a model that is not here. The only heavy import is Prefect, if PREFECT_API_URL names a
+server."""
 
 import os
 import platform
@@ -111,7 +112,7 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
 def check_run(runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
     from entente.inference.choose_engine import engine_here
     from entente.inference.engine_cards import unused_card
-    from entente.settings.find_model import check_room
+    from entente.settings.find_model import TINY, check_room, model_for_plan
     from entente.settings.layers import layered_settings
     from entente.telemetry.cards import driver_problem, torch_cuda, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
@@ -119,10 +120,18 @@ def check_run(runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[
 
     settings = layered_settings(preset, config, {"runs_root": runs_root})
     urls = settings.inference.urls
+    model = settings.inference.model
     try:
-        check_room(settings, trains=True)
+        folder = None if model == TINY else model_for_plan(model)
     except InputError as error:
-        yield _problem(name="run", sentence=str(error), cure="change that setting")
+        yield _problem(name="model", sentence=str(error), cure="a run needs it: follow the message, or name another model")
+    else:
+        there = str(folder) if folder else "a run makes it" if model == TINY else "a run downloads it from the hub, which has it"
+        yield _ok(name="model", sentence=f"'{model}': {there}")
+        try:
+            check_room(settings, trains=True)
+        except InputError as error:
+            yield _problem(name="run", sentence=str(error), cure="change that setting")
     try:
         vllm = find_vllm()
         text = f"vLLM {vllm.text}, with torch {vllm.torch}, in the environment of '{vllm.python}'" if vllm else ""

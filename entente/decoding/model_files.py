@@ -18,6 +18,7 @@ RECIPE = "recipe.json"
 HUB_TIMEOUT_S = 10.0
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 _HUB_EXTRAS = ["*/*", "consolidated*"]
+_CURE = "check the id, the connection and your access, or set inference.model to a folder"
 _REQUIRED = ("config.json", "tokenizer.json")
 
 
@@ -87,7 +88,7 @@ def _not_confirmed(name: str, error: Exception) -> InputError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return InputError(
         f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
-        f"not confirm it: {reason}"
+        f"not confirm it ({reason}): {_CURE}"
     )
 
 
@@ -109,7 +110,9 @@ def _from_hub(name: str) -> Path:
     except Exception as error:
         # The hub client raises many unrelated types (offline, missing, gated); the user's cure is the same.
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model '{name}' is no folder here and could not be downloaded from the hub: {reason}") from error
+        raise InputError(
+            f"model '{name}' is no folder here and could not be downloaded from the hub ({reason}): {_CURE}"
+        ) from error
 
 
 def end_token_ids(folder: Path) -> tuple[int, ...]:

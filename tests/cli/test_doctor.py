@@ -50,6 +50,16 @@ def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
     assert "lower inference.kv_cache_gib from 9999 to" in problems("--config", str(tmp_path / "huge.toml"))["run"]
 
 
+@pytest.mark.parametrize("preset", ["gpu-24", "lm"])
+def test_a_model_that_is_neither_here_nor_at_the_hub_is_told_in_the_words_of_the_run(
+    entente, problems, monkeypatch: pytest.MonkeyPatch, preset: str
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    wrong, refused = problems("--preset", preset), entente("train", "--preset", preset, "--dry-run")
+    assert refused.returncode == 2 and list(wrong) == ["model"] and wrong["model"] in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("folder", "name", "sentence"),
     [
