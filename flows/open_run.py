@@ -34,7 +34,7 @@ from entente.players.policy import Tokens
 from entente.records.policy_version import TrainedStep
 from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import check_length, check_room, token_budget
-from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
+from entente.settings.layers import check_prompts, check_steps, check_what_is_there, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.devices import GPU_BEAT_S, GpuSampler
@@ -266,11 +266,7 @@ def _cancelled_by_sigterm() -> Iterator[None]:
 def _check_resume_point(settings: RunSettings, point: TrainedStep) -> None:
     for sentence in point.set_aside:
         reporter().say(f"set aside: {sentence}")
-    if point.step_done > settings.steps:
-        raise InputError(
-            f"run '{settings.run}' has done {point.step_done} steps, more than steps {settings.steps}: "
-            f"set --steps to {point.step_done} or more"
-        )
+    check_steps(settings, point.step_done)
     if point.step_done:
         reporter().say(f"continuing after step {point.step_done}")
 

@@ -26,6 +26,7 @@ from entente.telemetry.setting_marks import (
     similar_names,
 )
 from entente.training.settings import TinyModelSettings, usual_rate
+from storage.adapters import published_versions
 from storage.ledger import check_ledgers
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 
@@ -33,6 +34,7 @@ _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
 _LONGEST_VALUE = 300  # a query of `storage.selection` may have pages
 _WIDEST = 1 << 20  # of models, a hundred times over
 _PRESETS = Path(__file__).with_name("presets")
+DEFAULT_PRESET = "laptop"
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
@@ -205,11 +207,20 @@ def check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
     """Refuse a name that is taken, and settings or ledgers that a resumed run cannot use. Repeat this under the run's lock."""
     if resume:
         check_resumed(settings_of(settings.paths), settings)
+        check_steps(settings, max(published_versions(settings.paths), default=0))
         check_ledgers(settings.paths, settings.storage)
     elif settings.run and settings.paths.settings.exists():
         raise InputError(
             f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
             "or choose another name with --run"
+        )
+
+
+def check_steps(settings: RunSettings, done: int) -> None:
+    """Raise InputError if the run has done more steps than its settings want."""
+    if done > settings.steps:
+        raise InputError(
+            f"run '{settings.run}' has done {done} steps, more than steps {settings.steps}: set --steps to {done} or more"
         )
 
 

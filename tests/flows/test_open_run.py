@@ -99,18 +99,25 @@ def test_a_try_that_is_refused_later_leaves_the_name_free_and_the_users_files_as
     assert content(settings.paths.root) == {".lock": b"", "notes.txt": b"the user's"}
 
 
-def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(settings: RunSettings, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("published", [True, False], ids=["seen in the files", "said by the trainer"])
+def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, published: bool
+):
+    started = []
+
     async def nothing() -> None:
-        pass
+        started.append("engine")
 
     trainer = SimpleNamespace(ready=lambda: SimpleNamespace(step_done=6, set_aside=()), close=lambda: None)
     monkeypatch.setattr(open_run, "TrainerProcess", lambda *_, **__: trainer)
     monkeypatch.setattr(open_run, "make_engine", lambda *_, **__: SimpleNamespace(start=nothing, close=nothing))
     stored = settings.paths.create().settings
     stored.write_text(before := settings.model_copy(update={"steps": 6}).model_dump_json())
+    if published:
+        settings.paths.adapter(6).mkdir(parents=True)
     with pytest.raises(InputError, match="run 'mine' has done 6 steps, more than steps 3"):
         opened(settings.model_copy(update={"steps": 3}), resume=True)
-    assert stored.read_text() == before
+    assert stored.read_text() == before and bool(started) != published
 
 
 def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_former_scores(
