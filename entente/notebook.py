@@ -151,18 +151,21 @@ def run(name: str = LATEST, *, runs_root: str | Path = "runs") -> Run:
 
 
 @_one_error
-def train(preset: str = "laptop", *, config: Sequence[str | Path] = (), resume: bool = False, **settings: Any) -> Run:
+def train(preset: str | None = None, *, config: Sequence[str | Path] = (), resume: bool = False, **settings: Any) -> Run:
     """Train a run as `entente train` does.
 
     Args:
+        preset: base settings, "laptop" if None; a resumed run keeps its own.
         config: TOML files that override the preset, in order.
         settings: any setting by its section: `run="mine"`, `steps=40`, `training={"learning_rate": 1e-3}`.
     """
     from entente.cli.train import train_run
     from entente.prefect_server.environment import prepare_environment
-    from entente.settings.layers import layered_settings, resumed_settings
+    from entente.settings.layers import DEFAULT_PRESET, layered_settings, resumed_settings
 
-    files = [Path(file) for file in config]
+    if resume and preset is not None:
+        raise InputError(f"a resumed run keeps its own settings: leave out preset {preset!r}, and set what shall change")
+    files, preset = [Path(file) for file in config], preset or DEFAULT_PRESET
     with warnings.catch_warnings():  # `prepare_environment`, which must precede the import of Prefect, silences warnings
         prepare_environment(debug=False)
         chosen = resumed_settings(files, settings) if resume else layered_settings(preset, files, settings)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from entente.settings.layers import layered_settings, resumed_settings
+from entente.settings.layers import DEFAULT_PRESET, layered_settings, resumed_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST, resolve_run, runs_in
@@ -35,8 +35,11 @@ DryRun = Annotated[
     bool, Parameter(name="--dry-run", help="Check everything and show the plan; start and write nothing.", negative="")
 ]
 Preset = Annotated[
-    str,
-    Parameter(help="Base settings: laptop, lm, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; a resumed run keeps its own."),
+    str | None,
+    Parameter(
+        help="Base settings: laptop (the default), lm, gpu-24, gpu-40, gpu-80, gpu-141 or cluster; not with --resume: a run "
+        "keeps its own."
+    ),
 ]
 ConfigFiles = Annotated[
     list[Path] | None,
@@ -46,7 +49,7 @@ SettingsFlags = Annotated[RunSettings | None, Parameter(name="*", help="Any sett
 
 
 def settings_from(
-    preset: str,
+    preset: str | None,
     config: list[Path] | None,
     flags: RunSettings | None,
     *,
@@ -58,9 +61,12 @@ def settings_from(
     is the RUN:STEP of the initial weights (see `settings_from_step`); `dry_run` makes no tiny model for it."""
     overrides = {} if flags is None else flags.model_dump(exclude_unset=True)
     if resume:
+        if preset is not None:
+            raise InputError(f"a resumed run keeps its own settings: leave out --preset {preset}, and set what shall change")
         settings = resumed_settings(config or (), overrides)
         _name_latest(str(overrides.get("run")), settings.run, settings.runs_root)
         return settings
+    preset = preset or DEFAULT_PRESET
     if init_from:
         from entente.reports.init_from import settings_from_step
 

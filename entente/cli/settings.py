@@ -14,7 +14,7 @@ from rich.text import Text
 
 from entente.cli.options import ConfigFiles, Preset, SettingsFlags, settings_from
 from entente.cli.terminal import output_console
-from entente.settings.layers import layered_settings
+from entente.settings.layers import DEFAULT_PRESET, layered_settings
 from entente.settings.reference import reference, settings_in, value_at
 
 FIRST_SETTINGS = (
@@ -38,7 +38,7 @@ _COLUMNS = 120
 
 def settings(
     *,
-    preset: Preset = "laptop",
+    preset: Preset = None,
     config: ConfigFiles = None,
     markdown: Annotated[
         bool, Parameter(help="Print the reference of all settings instead, as in docs/settings.md.", negative="")
@@ -64,7 +64,7 @@ def show_settings_help(app: App, words: Sequence[str]) -> bool:
     command = apps[-1].default_command
     if command is None or all(each.annotation is not SettingsFlags for each in inspect.signature(command).parameters.values()):
         return False
-    preset = next(_values_of("--preset", rest), "laptop")
+    preset = next(_values_of("--preset", rest), DEFAULT_PRESET)
     chosen = layered_settings(preset, [Path(file) for file in _values_of("--config", rest)])
     described = {each.name: each for each in settings_in()}
     table = _table()

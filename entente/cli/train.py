@@ -18,7 +18,7 @@ from storage.runs import RunPaths
 
 def train(
     *,
-    preset: Preset = "laptop",
+    preset: Preset = None,
     config: ConfigFiles = None,
     resume: Annotated[bool, Parameter(help="Continue the run that --run names from its files.", negative="")] = False,
     init_from: Annotated[str, Parameter(help="RUN:STEP: begin a new run from the weights of another run's step.")] = "",

@@ -55,6 +55,7 @@ REFUSED = [
         "there is no run in 'runs/nothing': it has no settings.json; runs there: taken",
     ),
     (["train", "--resume", "--run", "taken", "--seed", "9"], "seed"),
+    (["train", "--resume", "--run", "taken", "--preset", "laptop"], "a resumed run keeps its own settings: leave out --preset"),
     (["train", "--config", "missing.toml"], "settings file 'missing.toml' cannot be read"),
     (["train", "--rollouts.learning-rate", "1"], "--rollouts.learning-rate. Did you mean --training.learning-rate?"),
     (["label", "mine", "--player", "dumbbot"], "--player 'dumbbot' is no folder of a model or adapter"),
