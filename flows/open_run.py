@@ -45,6 +45,7 @@ from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache
 from flows.work_record import record_work
 from state_cache.store import StateCache, find_cache, open_cache
+from storage.adapters import read_adapter
 from storage.control import ControlDesk
 from storage.files import durable_write, file_lock, folders_in, set_aside
 from storage.json_files import kept_object, write_json
@@ -91,11 +92,17 @@ def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:
 
 
 def finished_summary(settings: RunSettings) -> dict[str, Any] | None:
-    """The summary of a run that is done with these steps and scored with these settings; None if work remains."""
+    """The summary of a run that is done with these steps and scored with these settings; None if work remains, also if its last
+    version has to be published again."""
     paths = settings.paths
     summary = kept_object(paths.summary)
     same = summary.get("steps") == settings.steps and settings_of(paths).evaluation.question == settings.evaluation.question
     if same:
+        try:
+            read_adapter(paths, settings.steps)
+        except DataError as error:
+            reporter().say(str(error))
+            return None
         reporter().say(f"run '{settings.run}' has done its {settings.steps} steps: raise --steps to continue it")
     return {**summary, "run": str(paths.root)} if same else None  # the run may have been moved since
 

@@ -6,6 +6,7 @@ error.
 """
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -57,16 +58,28 @@ def read_adapter(paths: RunPaths, version: int) -> PolicyVersion:
         manifest = read_object(folder / "manifest.json")
         recorded, recorded_hash = dict(manifest["files"]), manifest["adapter_hash"]
     except FileNotFoundError as error:
-        raise DataError(f"Policy version {version} is not published: {folder / 'manifest.json'} is missing.") from error
+        what = f"Policy version {version} is not published: {folder / 'manifest.json'} is missing"
+        raise DataError(f"{what}; {_cure(paths, version)}." if folder.exists() else f"{what}.") from error
     except (DataError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder / 'manifest.json'} is damaged; remove {folder} and publish the version again.") from error
-    actual, adapter_hash = measure_adapter(folder)
+        raise DataError(f"{folder / 'manifest.json'} is damaged; {_cure(paths, version)}.") from error
+    try:
+        actual, adapter_hash = measure_adapter(folder)
+    except DataError as error:
+        raise DataError(f"{str(error).removesuffix('.')}; {_cure(paths, version)}.") from error
     for name in recorded | actual:
         if recorded.get(name) != actual.get(name):
-            raise DataError(f"{folder / name} does not match its manifest; remove {folder} and publish again.")
+            raise DataError(f"{folder / name} does not match its manifest; {_cure(paths, version)}.")
     if manifest.get("version") != version or adapter_hash != recorded_hash:
-        raise DataError(f"{folder / 'manifest.json'} belongs to other weights; remove {folder} and publish again.")
+        raise DataError(f"{folder / 'manifest.json'} belongs to other weights; {_cure(paths, version)}.")
     return PolicyVersion(version=version, adapter=folder, adapter_hash=adapter_hash)
+
+
+def _cure(paths: RunPaths, version: int) -> str:
+    """A resumed run publishes its newest version again, from the checkpoint; of older ones there may be none."""
+    if version < max(published_versions(paths), default=0):
+        return "choose another version of the run"
+    root = "" if paths.root.parent == Path("runs") else f" --runs-root {shlex.quote(str(paths.root.parent))}"
+    return f"`entente train --run {shlex.quote(paths.root.name)}{root} --resume` publishes it again"
 
 
 def published_versions(paths: RunPaths) -> list[int]:

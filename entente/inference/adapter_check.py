@@ -49,7 +49,7 @@ def _read(file: Path, max_bytes: int) -> bytes:
     try:
         return read_regular(file, at_most=max_bytes, what="adapter file", error=DataError)
     except DataError as error:
-        raise DataError(f"{error}: publish the adapter again") from error
+        raise DataError(f"{error}: save the adapter again") from error
 
 
 def check_adapter(policy: PolicyVersion, base: Path, max_rank: int) -> AdapterFacts:
@@ -81,14 +81,14 @@ def _read_config(file: Path, content: bytes) -> tuple[int, float]:
     try:
         config = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"'{file}' cannot be read ({error}): publish the adapter again") from error
+        raise DataError(f"'{file}' cannot be read ({error}): save the adapter again") from error
     if not isinstance(config, dict):
-        raise DataError(f"'{file}' is not a JSON object: publish the adapter again")
+        raise DataError(f"'{file}' is not a JSON object: save the adapter again")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if config.get("peft_type") != "LORA":
         raise DataError(f"'{file}' has peft_type {config.get('peft_type')!r}: only LORA adapters are served")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not (rank > 0 and 0 < alpha < math.inf):
-        raise DataError(f"'{file}' has r {rank!r} and lora_alpha {alpha!r}: both must be positive numbers, so publish it again")
+        raise DataError(f"'{file}' has r {rank!r} and lora_alpha {alpha!r}: both must be positive numbers, so save it again")
     used = sorted(name for name, value in config.items() if value and name not in _PLAIN_OPTIONS)
     if config.get("bias", "none") != "none":
         used.append("bias")
@@ -108,9 +108,7 @@ def _check_weights(file: Path, content: bytes, rank: int, base: Path, shapes: La
     try:
         tensors = load(content)
     except SafetensorError as error:
-        raise DataError(
-            f"adapter file '{file}' is not a complete safetensors file ({error}): publish the adapter again"
-        ) from error
+        raise DataError(f"adapter file '{file}' is not a complete safetensors file ({error}): save the adapter again") from error
     except KeyError as error:  # a number format that torch has no name for
         raise DataError(f"adapter file '{file}' has weights in {error}: {_SAVE_AGAIN}") from error
     pairs, zero = dict[str, set[str]](), set[str]()
@@ -144,4 +142,4 @@ def _check_pairs(file: Path, pairs: dict[str, set[str]]) -> None:
     halves = sorted(module for module, sides in pairs.items() if len(sides) == 1)
     if halves or not pairs:
         lacking = f"half of the pair for '{halves[0]}'" if halves else "any weights"
-        raise DataError(f"adapter file '{file}' lacks {lacking}: publish the adapter again")
+        raise DataError(f"adapter file '{file}' lacks {lacking}: save the adapter again")

@@ -77,7 +77,7 @@ def measure_adapter(folder: Path) -> tuple[dict[str, dict[str, int | str]], str]
         except FileNotFoundError as error:
             raise DataError(f"{folder / name} is missing; an adapter is {' and '.join(ADAPTER_FILES)}.") from error
         except OSError as error:
-            raise DataError(f"{folder / name} cannot be read ({error.strerror}); remove {folder} and publish again.") from error
+            raise DataError(f"{folder / name} cannot be read ({error.strerror}): check who may read it.") from error
     return files, combined_hash(digests)
 
 

@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from entente.records.policy_version import ADAPTER_FILES
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run
+from storage.adapters import publish_adapter
 from storage.files import file_lock
+from tests.damage import flip
 from tests.telemetry.fake_nvml import card
 
 
@@ -132,6 +135,7 @@ def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_forme
     monkeypatch.setattr(open_run, "write_json", lambda path, _: 1 / 0)  # the first write after the settings
     settings.paths.create().settings.write_text(settings.model_dump_json())
     settings.paths.summary.write_text(f'{{"steps": {settings.steps}, "trained_score": 0.5}}')
+    monkeypatch.setattr(open_run, "read_adapter", lambda *_: None)
     assert open_run.finished_summary(settings) is not None
     longer = settings.model_copy(update={"evaluation": settings.evaluation.model_copy(update={"horizon_years": 3})})
     assert open_run.finished_summary(longer) is None
@@ -143,6 +147,17 @@ def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_forme
     with pytest.raises(ZeroDivisionError):
         opened(longer, resume=True)
     assert open_run.finished_summary(longer) is None
+
+
+def test_a_done_run_whose_last_version_is_damaged_is_opened_again_to_publish_it(settings: RunSettings, tmp_path: Path):
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+    settings.paths.summary.write_text(f'{{"steps": {settings.steps}}}')
+    for name in ADAPTER_FILES:
+        (tmp_path / name).write_bytes(b"some weights")
+    published = publish_adapter(settings.paths, settings.steps, tmp_path).folder
+    assert open_run.finished_summary(settings) is not None
+    flip(published / "adapter_model.safetensors")
+    assert open_run.finished_summary(settings) is None
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,11 @@ def test_damage_to_any_file_is_noticed(paths: RunPaths, tmp_path: Path, name: st
     place = content.find(b'"sha256": "') + 11 if name == "manifest.json" else 3
     flipped = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
     path.unlink() if damage == "remove" else path.write_bytes(flipped if damage == "flip" else content[:-2])
-    with pytest.raises(DataError, match=name if damage == "remove" else "v000001"):
+    with pytest.raises(DataError, match=name if damage == "remove" else "v000001") as refused:
+        read_adapter(paths, 1)
+    assert f"`entente train --run {paths.root.name} --runs-root {paths.root.parent} --resume` publishes" in str(refused.value)
+    publish_adapter(paths, 2, tmp_path / "w")
+    with pytest.raises(DataError, match="choose another version"):  # there may be no checkpoint of an older one
         read_adapter(paths, 1)
 
 
