@@ -27,11 +27,15 @@ def test_the_first_step_does_not_count():
     )
 
 
-@pytest.mark.parametrize("words", [("--rounds", "0"), ("--steps", "2")], ids=["rounds", "steps"])
-def test_nothing_to_measure_is_refused_before_anything_is_made(words: tuple[str, str], capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "sentence"), [(("--rounds", "0"), "Must be >= 1"), (("--steps", "2"), "measure nothing")], ids=["rounds", "steps"]
+)
+def test_nothing_to_measure_is_refused_before_anything_is_made(
+    words: tuple[str, str], sentence: str, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
-    assert run(["bench", "e2e", *words]) == 2 and "measure nothing" in capsys.readouterr().err
+    assert run(["bench", "e2e", *words]) == 2 and sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -37,7 +37,7 @@ def test_arms_take_turns_and_the_first_round_does_not_count():
     assert rounds == [{"ours": 1.0, "theirs": 3.0}, {"ours": 2.0, "theirs": 8.0}, {"ours": 4.0, "theirs": 8.0}]
 
 
-@pytest.mark.parametrize(("words", "why"), [(["--rounds", "0"], "measure"), ([], "docs/performance.md")])
+@pytest.mark.parametrize(("words", "why"), [(["--rounds", "0"], "Must be >= 1"), ([], "docs/performance.md")])
 def test_the_command_refuses_at_once_what_it_cannot_measure(words: list[str], why: str, capsys, monkeypatch, tmp_path: Path):
     monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     assert main.run(["bench", "peers", "--trl-python", str(tmp_path / "python"), *words]) == 2
