@@ -27,6 +27,7 @@ from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
+from storage.files import durable_write
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -236,7 +237,7 @@ def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descri
     begun = [each for each in _started() if each.what != what and each.process()]
     begun.append(Started(what, process.pid, process_start(process.pid)))
     begun.sort(key=lambda each: each.what)  # the server first
-    _in_prefect_home(_RECORD).write_text(json.dumps([asdict(each) for each in begun]))
+    durable_write(_in_prefect_home(_RECORD), json.dumps([asdict(each) for each in begun]).encode())
     return process
 
 
