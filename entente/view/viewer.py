@@ -192,6 +192,7 @@ class Viewer:
             raise InputError(f"there is no overlay '{overlay[:40]}': known are {', '.join(OVERLAYS)}")
         about = _about("decision", run, decision)
         job = self.jobs.of(about)
+        running = job is not None and job.running  # asked first: a job that ends meanwhile is shown by the next request
         recomputed, _ = job.answer() if job else (None, "")
         with self._rows_lock:
             rows = self._inspector(run)
@@ -204,7 +205,7 @@ class Viewer:
             recompute=ask,
             weights=weights,
             job=self._job(about, run, values["link"]),
-            every=_SOON_MS if job and job.running else 0,
+            every=_SOON_MS if running else 0,
             **values,
         )
 

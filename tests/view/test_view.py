@@ -224,6 +224,32 @@ def test_tokens_have_the_overlay_that_was_chosen_and_what_is_recomputed_agrees_w
     assert "Recomputed under version" in asked(address).text or "is gone" in asked(address).text
 
 
+class EndsMeanwhile:
+    """A job that ends once it was asked whether it runs."""
+
+    words, last_line = "one forward", ""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    @property
+    def running(self) -> bool:
+        before, self.ended = self.ended, True
+        return not before
+
+    def answer(self) -> tuple[None, str]:
+        return None, ""
+
+
+def test_a_job_that_ends_while_its_page_is_drawn_is_asked_for_once_more(
+    asked: Asked, decision: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+):
+    address, ended = decision(), EndsMeanwhile()
+    monkeypatch.setattr(asked.viewer.jobs, "of", lambda about: ended)
+    every = re.compile(r'data-every="(\d+)"')
+    assert [int(every.findall(asked(address).text)[0]) > 0 for _ in range(2)] == [True, False]
+
+
 def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_while_a_run_trains(
     asked: Asked, stored_run: RunPaths
 ):
