@@ -47,7 +47,7 @@ def run_summary(
 def earlier_seconds(paths: RunPaths, step: int) -> float:
     """Wall time of the steps up to `step`, which earlier processes did before this one resumed the run; a step whose time a kill
     left unlogged counts as none."""
-    return sum(figures.get("time/step_s", 0.0) for number, figures in read_run(paths).steps.items() if number <= step)
+    return sum(figures["time/step_s"] for number, figures in read_run(paths).steps.items() if number <= step)
 
 
 async def score_policy(resources: OpenRun, settings: RunSettings, label: str) -> dict[str, Score]:

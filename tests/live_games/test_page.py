@@ -109,8 +109,8 @@ def test_a_watched_game_plays_on_by_itself_to_its_end_and_its_page_asks_for_no_o
     process = entente.start("play", "--no-browser", "--watch", "--against", "mover", "--years", "1")
     try:
         page = browser.new_page(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
-        told: list[str] = []
-        page.on("pageerror", lambda error: told.append(str(error)))
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address(process))
         expect(page.locator("#status")).to_contain_text("You watch")
         assert "Click a unit" not in page.locator(".legend").inner_text()
@@ -125,6 +125,6 @@ def test_a_watched_game_plays_on_by_itself_to_its_end_and_its_page_asks_for_no_o
         expect(page.locator("#phases a")).to_have_count(2, timeout=LIMIT_MS)
         page.wait_for_timeout(1000)  # the game waits again for a click
         assert page.get_by_role("button", name="play on by itself").is_enabled()
-        assert page.locator("#phases a").count() == 2 and told == []
+        assert page.locator("#phases a").count() == 2 and errors == []
     finally:
         end(process)
