@@ -28,7 +28,7 @@ from storage.runs import check_run_name
 
 _MOST_RUNS = 1000
 """Upper bound of runs in a sweep: each takes minutes, so more are a mistake."""
-_OWN = {"run": "name", "runs_root": "--runs-root", "seed": "seeds"}
+_OWN = {"run": "name", "runs_root": "--runs-root", "seed": "seeds", "training.seed": "seeds"}
 
 
 class Sweep(Settings):

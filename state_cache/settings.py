@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from entente.game.scripted import player
 from entente.telemetry.errors import InputError
-from entente.telemetry.setting_marks import Seed, Settings
+from entente.telemetry.setting_marks import Seed, Settings, all_layers_merged
 
 NEWEST = "newest"
 """A value of `cache.from_run`: the newest refresh, whose own values replace it before a run stores its settings."""
@@ -50,9 +50,9 @@ class CacheSettings(Settings):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.first_year > self.last_year:
+        if all_layers_merged() and self.first_year > self.last_year:
             raise ValueError(f"first_year {self.first_year} lies after last_year {self.last_year}: swap them")
-        if bool(self.from_groups) != (self.from_run not in ("", NEWEST)):
+        if all_layers_merged() and bool(self.from_groups) != (self.from_run not in ("", NEWEST)):
             raise ValueError(
                 f"from_run {self.from_run!r} and from_groups {self.from_groups} go together: `entente cache refresh` names both"
             )

@@ -6,7 +6,7 @@ are joined by copying them into folders of one name. This module plays and searc
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def check_made_alike(folder: Path, made_by: Mapping[str, Any]) -> None:
         raise InputError(f"the labels in '{folder}' were made with {difference}: {cure}, or name another folder")
 
 
-def read_labels(folders: Sequence[Path]) -> list[pa.Table]:
-    """One verified, memory-mapped table per file, in the order of folders and games.
+def read_labels(folders: Sequence[Path], files: Collection[Path] | None = None) -> list[pa.Table]:
+    """One verified, memory-mapped table per file, in the order of folders and games; of `files` alone, unless None.
 
     Raises:
         InputError: no labels in a folder, or labels that may not be mixed.
@@ -53,7 +53,8 @@ def read_labels(folders: Sequence[Path]) -> list[pa.Table]:
     """
     tables, first_of = list[pa.Table](), dict[str, tuple[Path, dict[str, Any]]]()
     for folder in folders:
-        if not (names := sorted(name for name in names_in(folder) if name.endswith(".arrow"))):
+        there = sorted(name for name in names_in(folder) if name.endswith(".arrow"))
+        if not (names := [name for name in there if files is None or folder / name in files]):
             raise InputError(f"there are no labels in '{folder}': make some with `entente label`")
         mine = [map_arrow(folder / name, LABEL_SCHEMA, _CURE).table for name in names]
         made_by = _made_by(mine[0])

@@ -40,7 +40,8 @@ def build(
     """
     from flows.build_state_cache import build_state_cache
 
-    path = run_flow(lambda: build_state_cache(settings or CacheSettings(), runs_root))
+    chosen = CacheSettings() if settings is None else CacheSettings.model_validate(settings.model_dump(exclude_unset=True))
+    path = run_flow(lambda: build_state_cache(chosen, runs_root))
     assert path is not None, "no run was named"
     print(path)
 

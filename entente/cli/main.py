@@ -70,9 +70,17 @@ def _call(words: list[str], *, debug: bool) -> None:
             _show_help(app, words)
         else:
             with _json_alone(words):
-                app(words, exit_on_error=False, print_error=False, result_action="return_value")
+                _run_command(app, words)
     if sys.stdout is not None:  # None: the caller closed it
         sys.stdout.flush()
+
+
+def _run_command(app: "App", words: list[str]) -> None:
+    from entente.telemetry.setting_marks import one_layer
+
+    with one_layer():
+        command, arguments, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    command(*arguments.args, **arguments.kwargs)
 
 
 def _json_alone(words: list[str]) -> AbstractContextManager[None]:

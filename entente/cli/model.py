@@ -134,7 +134,7 @@ def imitate(
 
     cores = usable_cores()
     with show_progress():
-        if resume and chosen.recorded:
+        if resume:
             games = begun_games(work, runs_root / TEACHER_FOLDER)
         else:
             games = make_games(runs_root / TEACHER_FOLDER, chosen, cores, reporter().stage, SearchTeacher())

@@ -55,7 +55,11 @@ def replay_step(
 
 
 def _training(settings: "RunSettings") -> "TrainingSettings":
-    return settings.training.model_copy(update={"seed": settings.seed})
+    from entente.training.policy import choose_device
+
+    training = settings.training
+    on_cpu = choose_device(training.device).type == "cpu"  # where flex has no gradient
+    return training.model_copy(update={"seed": settings.seed, "attention": "ranges" if on_cpu else training.attention})
 
 
 def _lines(replay: "Replay") -> list[str]:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.snapshot import POWERS
+from entente.telemetry.setting_marks import Settings
 
 if TYPE_CHECKING:  # entente.game.board loads the engine
     from entente.game.board import Board
@@ -27,10 +28,8 @@ ChatSetting = Literal["auto", "none"]
 OwnLine = Literal["in_place", "last"]
 
 
-class PromptSettings(BaseModel, frozen=True):  # so that type checkers know that it can be hashed
+class PromptSettings(Settings, frozen=True):  # pyright: ignore[reportGeneralTypeIssues]; so that they know that it can be hashed
     """How prompts and answers are written; a model is trained for one way, so it is part of a tiny model's recipe."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     own_line: OwnLine = "last"
     """Where the board names the units and centres of the power that orders: 'last', so that forks share the other lines;

@@ -20,6 +20,10 @@ def check_settings(settings: RunSettings) -> None:
         check_run_name(settings.run)
     if "\0" in str(settings.runs_root):
         raise InputError(f"runs_root {str(settings.runs_root)!r} cannot name a folder: remove the zero byte")
+    if settings.training.seed not in (0, settings.seed):
+        raise InputError(
+            f"training.seed {settings.training.seed} differs from seed {settings.seed}, and a run has one seed: set seed alone"
+        )
     _check_pipeline(settings.pipeline, settings.storage)
     for name in {
         *settings.rollouts.scripted_opponents,

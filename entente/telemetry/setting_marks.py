@@ -2,10 +2,12 @@
 
 Mark a field as `Annotated[int, MAY_CHANGE]`; this overrides its section's mark. An unmarked field may not change within a run."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -21,9 +23,45 @@ class Settings(BaseModel):
     def _no_boolean_for_a_number(cls, tree: Any) -> Any:
         for name, value in tree.items() if isinstance(tree, Mapping) else ():
             field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation in (int, float):
-                raise ValueError(f"{name} is a number, got {str(value).lower()}")
+            types = set() if field is None else _types_in(field.annotation)
+            if types & {int, float} and not types & {bool, Any}:
+                for boolean in _booleans_in(value):
+                    raise ValueError(f"{name} takes numbers, got {str(boolean).lower()}")
         return tree
+
+
+def _types_in(annotation: Any) -> set[Any]:
+    """The types of a value and of what it may contain."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return set()  # checks its own
+    parts = get_args(annotation)
+    return set().union(*map(_types_in, parts)) if parts else {annotation} if isinstance(annotation, Hashable) else set()
+
+
+def _booleans_in(value: Any) -> Iterator[bool]:
+    if isinstance(value, bool):
+        yield value
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for part in parts:
+        yield from _booleans_in(part)
+
+
+_ONE_LAYER = ContextVar("one_layer", default=False)
+
+
+@contextmanager
+def one_layer() -> Iterator[None]:
+    """Settings made within it are one of several layers, as the flags of a command beside its preset and files."""
+    token = _ONE_LAYER.set(True)
+    try:
+        yield
+    finally:
+        _ONE_LAYER.reset(token)
+
+
+def all_layers_merged() -> bool:
+    """Whether settings can be compared with each other: within `one_layer` the others may have other values in other layers."""
+    return not _ONE_LAYER.get()
 
 
 Seed = Annotated[int, Field(ge=0, lt=1 << 32)]

@@ -46,7 +46,8 @@ def recompute(job: Job) -> dict[str, list[Any]]:
         raise InputError(
             f"the model has {size / 2**30:.1f} GiB of weights, and this machine has less than {_ROOM:g} times that free"
         )
-    settings = job.training.model_copy(update={"device": "cpu", "gradient_checkpointing": False, "fsdp": False})
+    on_cpu = {"device": "cpu", "gradient_checkpointing": False, "fsdp": False, "attention": "ranges"}
+    settings = job.training.model_copy(update=on_cpu)
     policy = Policy(job.model, settings)
     if job.adapter is not None:
         policy.load_adapter(job.adapter)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pydantic_core import to_json
 
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings, board_text, power_text, rules_text
-from entente.telemetry.setting_marks import MAY_CHANGE, Seed, Settings, change_rule
+from entente.telemetry.setting_marks import MAY_CHANGE, Seed, Settings, all_layers_merged, change_rule
 
 OUTLIER_LOW, OUTLIER_HIGH = 1e-4, 100.0
 """Tokens whose ratio to the behaviour policy is outside these bounds are left out: a guard against faults, not a trust region."""
@@ -119,11 +119,11 @@ class TrainingSettings(Settings):
     threads: Annotated[int, MAY_CHANGE, Field(ge=0)] = 0
     """CPU threads of the trainer; 0: planned."""
     seed: Seed = 0
-    """Seed of the adapter's initial weights."""
+    """Seed of the adapter's initial weights; a run sets it to its own `seed`."""
 
     @model_validator(mode="after")
     def _schedule_has_an_end(self) -> "TrainingSettings":
-        if self.rate_schedule != "constant" and self.decay_steps <= self.warm_up_steps:
+        if all_layers_merged() and self.rate_schedule != "constant" and self.decay_steps <= self.warm_up_steps:
             raise ValueError(
                 f"training.decay_steps {self.decay_steps} must lie after training.warm_up_steps {self.warm_up_steps} for the "
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"

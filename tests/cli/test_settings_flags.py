@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 
+from entente.cli import main
 from entente.cli.commands import command_line
 from entente.cli.options import settings_from
 from entente.settings.layers import layered_settings
@@ -77,3 +79,17 @@ def test_a_flag_that_names_the_default_still_wins_over_a_file(tmp_path: Path):
     assert parsed("--config", str(tmp_path / "a.toml")).rollouts.forks_per_group == default + 1
     flags = ["--config", str(tmp_path / "a.toml"), "--rollouts.forks-per-group", str(default)]
     assert parsed(*flags).rollouts.forks_per_group == default
+
+
+def test_flags_are_compared_with_other_settings_once_preset_and_files_are_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
+    (tmp_path / "a.toml").write_text("[training]\ndecay_steps = 20\n")
+    words = ["--config", str(tmp_path / "a.toml"), "--training.rate-schedule", "linear", "--cache.last-year", "1901"]
+    assert main.run(["settings", *words]) == 0, "the preset's first_year is 1901, and the default is not"
+    for command in (
+        ["settings", "--cache.last-year", "1901", "--cache.first-year", "1902"],
+        ["cache", "build", "--first-year", "1999"],
+    ):
+        assert main.run(command) == 2 and "lies after last_year" in capsys.readouterr().err

@@ -42,13 +42,15 @@ def test_every_setting_is_trained_with_every_seed_and_nothing_else_differs(tmp_p
     [
         (f"seeds = []\n{RATES}", "seeds: "),
         ("seeds = [0]\n[settings]\nseed = [1, 2]", "settings cannot vary seed"),
+        ("seeds = [0]\n[settings]\ntraining.seed = [0, 1]", "settings cannot vary training.seed"),
         ("seeds = [0]\n[settings]\ntraining.learn_rate = [1]", "did you mean training.learning_rate?"),
         ("seeds = [0]\n[settings]\npipeline.buffer_depth = [0, 1]", "threads in different runs"),
         ("seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3, 1e-3]", "or one twice"),
         ('seeds = [0]\n[settings]\ntraining.learning_rate = [0, "fast"]', "training.learning_rate"),
     ],
 )
-def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, text: str, said: str):
+def test_a_sweep_that_cannot_be_is_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str):
+    monkeypatch.setattr("entente.settings.run_settings.usable_cores", lambda: 2)
     with pytest.raises(InputError, match=said) as refused:
         points_of(tmp_path, text)
     assert "\n" not in str(refused.value)

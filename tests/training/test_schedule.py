@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
+from entente.training.imitation.settings import ImitationSettings
 from entente.training.settings import TrainingSettings
 
 
@@ -28,6 +29,8 @@ def test_a_falling_schedule_is_highest_after_its_warm_up_and_ends_at_its_share(n
     assert rates[1] == 2.0 and rates[11:] == pytest.approx([0.2, 0.2, 0.2])
     assert all(late < early for early, late in pairwise(rates[1:12]))
     assert rates[6] == pytest.approx(2.0 * (0.1 + 0.9 / 2))  # half way down, on both
+    imitation = ImitationSettings(lr_schedule=name, steps=12, learning_rate=2.0)
+    assert imitation.rates.rate_at(12) == pytest.approx(0.2)
 
 
 def test_the_cosine_is_a_cosine():

@@ -33,7 +33,7 @@ from entente.training.imitation.loss import backward, measure
 from entente.training.imitation.muon import MuonAndAdamW
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
-from entente.training.imitation.work import WorkFolder
+from entente.training.imitation.work import WorkFolder, begun_labels
 from entente.training.settings import longest_sequence
 from entente.training.small_model import new_model, save_tokenizer, wanted_centres
 from storage.files import file_lock, publish_directory
@@ -58,7 +58,7 @@ def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
         if work.final.exists():  # the process was killed after publishing
             return work.final
-        positions = Positions(games, None if settings.recorded else settings.games, settings.labels)
+        positions = Positions(games, None if settings.recorded else settings.games, settings.labels, begun_labels(work))
         if not (work.root / "config.json").is_file():
             prepare(work.root, settings, positions)
         trainer = Imitation(work.root, settings, positions)

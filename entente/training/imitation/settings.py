@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
 from entente.game.scripted import SEARCHES, player
 from entente.telemetry.errors import InputError
-from entente.telemetry.setting_marks import Seed, Settings
+from entente.telemetry.setting_marks import Seed, Settings, all_layers_merged
 from entente.training.settings import TrainingSettings
 
 _WARM_UP_SHARE = 0.05
@@ -46,7 +46,7 @@ class ImitationSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     """Peak learning rate of Muon and AdamW, reached after a twentieth of the steps."""
     lr_schedule: Literal["cosine", "linear"] = "cosine"
-    """Decay of the learning rate, to a twentieth of its peak at the last step."""
+    """Decay of the learning rate, to a tenth of its peak at the last step."""
     prompt_weight: Annotated[float, Field(ge=0, le=1)] = 0.2
     """Loss weight of a prompt token, relative to 1 for a completion token; with 0 the model does not learn to read the board."""
     eval_every: Annotated[int, Field(ge=1)] = 100
@@ -77,7 +77,7 @@ class ImitationSettings(Settings):
 
     @model_validator(mode="after")
     def _has_games(self) -> Self:
-        if self.games < 2 and not self.recorded and not (self.labels and not self.games):
+        if all_layers_merged() and self.games < 2 and not self.recorded and not (self.labels and not self.games):
             raise ValueError(f"games is {self.games}: imitation trains on some and holds out others, or has labels alone (0)")
         return self
 

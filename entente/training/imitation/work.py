@@ -1,18 +1,23 @@
-"""The folder in which a base model is made, and its settings. Does not import torch."""
+"""The folder in which a base model is made, with its settings and the files that it learns from. Does not import torch.
 
+A resumed model learns from the files that were there when it began: labels may have been added since, or another release may
+play other games."""
+
+import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from entente.telemetry.errors import InputError
-from entente.telemetry.read_file import read_text
+from entente.telemetry.read_file import read_json_object, read_text
 from entente.training.imitation.settings import ImitationSettings
-from storage.files import durable_write, make_directory
+from storage.files import durable_write, make_directory, names_in
 from storage.runs import check_name
 
-_SETTINGS, _GAMES = "settings.json", "games"
+_SETTINGS, _FILES = "settings.json", "files.json"
 _LARGEST = 1 << 20
 
 
@@ -29,11 +34,12 @@ def work_folder(models: Path, name: str) -> WorkFolder:
 
 
 def begin(work: WorkFolder, settings: ImitationSettings, games: Path) -> None:
-    """Write the settings, and the name of the games' folder; raises InputError as `check_new`."""
+    """Write the settings, and which games and labels there are; raises InputError as `check_new`."""
     check_new(work)
     shutil.rmtree(work.root, ignore_errors=True)  # a removal that was killed may leave files; without settings they do not count
     make_directory(work.root)
-    durable_write(work.root / _GAMES, games.name.encode())
+    files = {"games": {games.name: _sizes(games)}, "labels": {str(folder): _sizes(folder) for folder in settings.labels}}
+    durable_write(work.root / _FILES, json.dumps(files).encode())
     durable_write(work.root / _SETTINGS, settings.model_dump_json(indent=1).encode())
 
 
@@ -64,11 +70,36 @@ def begun_settings(work: WorkFolder) -> ImitationSettings:
 
 
 def begun_games(work: WorkFolder, teachers: Path) -> Path:
-    """The games that the model started with: recorded files may have changed since."""
-    folder = teachers / read_text(work.root / _GAMES, at_most=_LARGEST, what="file")
-    if not folder.is_dir():
-        raise InputError(f"the games of model '{work.final.name}' are missing from '{folder}': restore them, or start again")
-    return folder
+    """The folder of the games that the model began with. Raises InputError if one is missing or changed."""
+    ((name, sizes),) = _files(work)["games"].items()
+    _check_files(work, teachers / name, sizes)
+    return teachers / name
+
+
+def begun_labels(work: WorkFolder) -> list[Path]:
+    """The files of labels that the model began with. Raises InputError if one is missing or changed."""
+    found = []
+    for folder, sizes in _files(work)["labels"].items():
+        _check_files(work, Path(folder), sizes)
+        found += [Path(folder, name) for name in sizes]
+    return found
+
+
+def _files(work: WorkFolder) -> dict[str, dict[str, dict[str, int]]]:
+    """By kind and folder, the size of each file in bytes."""
+    return dict(read_json_object(work.root / _FILES, at_most=_LARGEST, what="file"))
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in sorted(names_in(folder)) if name.endswith(".arrow")}
+
+
+def _check_files(work: WorkFolder, folder: Path, sizes: Mapping[str, int]) -> None:
+    there = _sizes(folder)
+    if changed := next((name for name, size in sizes.items() if there.get(name) != size), None):
+        raise InputError(
+            f"model '{work.final.name}' began with '{folder / changed}', which is missing or changed: restore it, or start again"
+        )
 
 
 def finish(work: WorkFolder) -> None:

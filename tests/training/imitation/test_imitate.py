@@ -1,6 +1,7 @@
 """An imitation that was cut gives the model of one that was not, learns its teacher, and is a model that a run can take."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -93,12 +94,24 @@ def test_a_checkpoint_of_another_optimiser_is_refused_and_kept(tmp_path: Path, g
     assert content(work.root / "checkpoints") == kept
 
 
-def test_a_model_goes_on_with_the_games_that_it_began_with_or_not_at_all(tmp_path: Path, games: Path):
-    work = work_folder(tmp_path, "small")
-    begin(work, SMALL, games)
+def test_a_model_goes_on_with_the_games_and_labels_that_it_began_with_or_not_at_all(
+    tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch
+):
+    labels, work = labels_of(games, tmp_path / "round-1"), work_folder(tmp_path, "small")
+    settings = SMALL.model_copy(update={"labels": (labels,)})
+    undisturbed = made(tmp_path / "whole", games, settings)
+    begin(work, settings, games)
     assert begun_games(work, games.parent) == games
-    with pytest.raises(InputError, match="the games of model 'small' are missing"):
+    with pytest.raises(InputError, match=r"model 'small' began with '.*arrow', which is missing or changed"):
         begun_games(work, tmp_path)
+    cut(work, games, monkeypatch, 4)
+    (first,) = labels.iterdir()
+    shutil.copy(first, labels / "000064.arrow")
+    assert content(imitate(work, begun_settings(work), games)) == content(undisturbed), "labels of later games stay out"
+    first.unlink()
+    shutil.rmtree(work.final)
+    with pytest.raises(InputError, match="which is missing or changed"):
+        imitate(work, begun_settings(work), games)
 
 
 def test_a_loss_that_is_not_finite_ends_the_work_before_the_weights_change(
