@@ -14,6 +14,7 @@ from typing import Any
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
+from entente.decoding.model_files import may_be_hub_id
 from entente.game.scripted import SEARCHES
 from entente.players.endpoint import read_endpoint
 from entente.players.opponents import is_endpoint
@@ -88,9 +89,9 @@ def _check_settings(settings: RunSettings, runs_root: Path) -> None:
     _check_endpoints(settings.rollouts.endpoints)
     _check_addresses("inference.urls", inference.urls)
     _check_addresses("pipeline.dask_address", filter(None, [settings.pipeline.dask_address]))
-    known = inference.model == "tiny" or _HUB_ID.fullmatch(inference.model)
-    if not known and not _is_model_folder(Path(inference.model), runs_root):
-        cure = f"name 'tiny', a hub id, or a folder in '{runs_root / MODEL_FOLDER}'"
+    hub_id = _HUB_ID.fullmatch(inference.model) and may_be_hub_id(inference.model)
+    if inference.model != "tiny" and not hub_id and not _is_model_folder(Path(inference.model), runs_root):
+        cure = f"name 'tiny', a hub id, or a folder in '{runs_root / MODEL_FOLDER}' or '{PUBLISHED_MODELS}'"
         raise _refused(f"inference.model '{inference.model}'", cure)
 
 

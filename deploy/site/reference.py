@@ -174,7 +174,8 @@ def views_page() -> str:
     parts = [_head("Views and ready questions", about), "![Views, their columns and join keys](pictures/views.svg)", "## Views"]
     meaning = {name.strip("`"): text for name, _, text in _fields(Decision)} | COLUMNS
     for view, columns in _views().items():
-        rows = [(f"`{name}`", f"`{kind}`", meaning.get(name, "")) for name, kind in columns.items()]
+        own = meaning | ({name.strip("`"): text for name, _, text in _fields(PlayedPhase) if text} if view == "phases" else {})
+        rows = [(f"`{name}`", f"`{kind}`", own.get(name, "")) for name, kind in columns.items()]
         parts += [f"### `{view}`", f"A row is {VIEWS[view]}.", _table(("column", "type", ""), rows)]
     parts += ["## Ready questions", "`entente sql @NAME` asks one; `entente sql @` lists them."]
     answers = [(f"`@{name}`", text.splitlines()[0].removeprefix("-- ")) for name, text in QUERIES.items()]

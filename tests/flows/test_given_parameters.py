@@ -92,6 +92,12 @@ def test_no_parameter_reaches_a_shell_an_address_or_a_path(place: Path, what: st
     assert list(place.iterdir()) == []
 
 
+def test_a_folder_below_the_worker_s_is_no_hub_id(place: Path):
+    (place / "exported" / "mine").mkdir(parents=True)
+    with pytest.raises(InputError, match="inference.model 'exported/mine'"):
+        check_parameters(Path("runs"), settings=settings(inference={"model": "exported/mine"}))
+
+
 def test_the_command_line_may_name_what_it_likes(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(given_parameters, "started_by_deployment", lambda: False)
     check_parameters(OUT, settings=settings(inference={"urls": ["http://gpu:1"], "model": "/srv/model"}))
