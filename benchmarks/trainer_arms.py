@@ -7,7 +7,7 @@ The loss is that of the unmasked policy, so its gradient differs from ours. It i
 no top-100 entropy of every position, ratios by token instead of sequence, no dropout.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,6 @@ class Steps:
 def random_steps(shape: Shape) -> Steps:
     settings = TrainingSettings(device="cpu")
     return Steps(Policy(model_of(shape), settings), settings)
-
-
-def gradient_of(parameters: Iterable[torch.nn.Parameter]) -> np.ndarray:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
 
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:

@@ -35,8 +35,6 @@ class Seam:
     """Characters from the ideal boundary back to the seam."""
     context: int | None
     """Characters before the seam that are needed to encode the next piece: 1, or None for the whole prompt before it."""
-    lost_tokens: int
-    """Tokens per prompt, rounded up, that are not shared because the seam moved."""
 
 
 class PromptForm:
@@ -143,11 +141,7 @@ def _find_seam(codec: Codec, cuts: Sequence[tuple[str, str]], farthest: int) -> 
         moved_cuts = [(first, begin + after) for before, after in cuts for first, begin in [_cut(before, moved)]]
         for context in (1, None):
             if all(_apart(codec, first, rest, context) == whole for (first, rest), whole in zip(moved_cuts, wholes, strict=True)):
-                lost = sum(
-                    len(codec.encode(before)) - len(codec.encode(first))
-                    for (before, _), (first, _) in zip(cuts, moved_cuts, strict=True)
-                )
-                return Seam(moved=moved, context=context, lost_tokens=-(-lost // len(cuts)))
+                return Seam(moved=moved, context=context)
     raise InputError(
         f"tokenizer of '{codec.folder}' encodes a prompt only as a whole, so the powers of a position cannot share a prefix: "
         "use a model with another tokenizer"

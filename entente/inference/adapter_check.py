@@ -20,8 +20,8 @@ from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Poli
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.read_file import read_regular
 
-_MAX_CONFIG_BYTES, _MAX_ADAPTER_BYTES = 16 << 20, 64 << 30
-"""Largest config or weight file header, and largest adapter if the base model is unknown; bytes."""
+_MAX_CONFIG_BYTES = 16 << 20
+"""Largest config or weight file header."""
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _PLAIN_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")

@@ -25,7 +25,6 @@ STEPS_READ = 5
 class CurvePoint:
     first: int
     last: int
-    steps_read: int
     rows: int
     mean_return: Estimate
     """Bootstrapped over whole start groups."""
@@ -55,7 +54,6 @@ def _point(steps: Sequence[int], most: int, rows_of: Callable[[int], pa.Table | 
     return CurvePoint(
         first=steps[0],
         last=steps[-1],
-        steps_read=len(places),
         rows=len(returns),
         mean_return=estimate(returns, clusters, steps[0]),
     )

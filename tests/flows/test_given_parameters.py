@@ -94,7 +94,7 @@ def test_no_parameter_reaches_a_shell_an_address_or_a_path(place: Path, what: st
 
 def test_a_folder_below_the_worker_s_is_no_hub_id(place: Path):
     (place / "exported" / "mine").mkdir(parents=True)
-    with pytest.raises(InputError, match="inference.model 'exported/mine'"):
+    with pytest.raises(InputError, match=r"inference.model 'exported/mine'"):
         check_parameters(Path("runs"), settings=settings(inference={"model": "exported/mine"}))
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.trainer_arms import gradient_of
 from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
 from entente.training.parallel import Peers, on_other_ranks
 from entente.training.policy import Policy
@@ -37,6 +36,11 @@ class NoWork:
         raise RunEnded
 
 
+def gradient_of(policy: Policy) -> np.ndarray:
+    gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
+    return np.concatenate([gradient.double().flatten().cpu().numpy() for gradient in gradients])
+
+
 def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers | None = None) -> dict[str, Any]:
     """Two updates, the second on weights that the first one moved; in a follower, its part in them."""
     torch.set_num_threads(1)
@@ -58,7 +62,7 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
     found["logprobs"] = (index[order], logprobs[order])
     for update in updater.updates(batch):
         found["losses"].append(update.loss)
-        found["gradients"].append(gradient_of(policy.parameters()))
+        found["gradients"].append(gradient_of(policy))
         found["tokens"].append(len(update.tokens))
     policy.save_adapter(folder)  # with a split base too
     policy.load_adapter(folder)
