@@ -34,7 +34,7 @@ VIEWS = {
 """View -> what a row is."""
 COLUMNS = {
     "shard": "File below `shards/`.",
-    "producer": "Who played it, such as `local`.",
+    "producer": "Who played it: `local`, the run's rollouts; `probe`, single forks that compare engine and trainer at a resume.",
     "row": "Place in the shard, from 0.",
     "n_prompt": "Prompt tokens.",
     "n_completion": "Completion tokens.",
@@ -62,7 +62,7 @@ COLUMNS = {
     "start_groups": "Number of start groups.",
     "forks": "Number of forks.",
     "mean_return": "Mean return of the decisions.",
-    "mean_return_range": "Mean return range of the advantage groups.",
+    "mean_return_range": "Mean return range of the usable advantage groups; null without any.",
     "group_lag": "Trained version minus the oldest version of the group.",
     "has_range": "Its returns differ by more than rounding.",
     "eligibility": "`eligible`, or the first rule it breaks: `used`, `unusable`, `ahead`, `expired`, `zero_std`.",

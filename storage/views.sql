@@ -39,6 +39,6 @@ SELECT
     count(DISTINCT (d.producer, d.start_group))::INTEGER AS start_groups,
     count(DISTINCT (d.producer, d.start_group, d.fork))::INTEGER AS forks,
     avg(d."return") AS mean_return,
-    (SELECT avg(g.return_range) FROM advantage_groups AS g WHERE g.snapshot_id = d.snapshot_id) AS mean_return_range,
+    (SELECT avg(g.return_range) FROM advantage_groups AS g WHERE g.usable AND g.snapshot_id = d.snapshot_id) AS mean_return_range,
     max(d.policy_version) AS newest_version
 FROM decisions AS d GROUP BY d.snapshot_id ORDER BY d.snapshot_id;

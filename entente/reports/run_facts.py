@@ -23,7 +23,7 @@ from storage.ledger import last_step, read_ledger
 from storage.rewards import check_reward_weights, returns_of
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.shards import describe_shard, open_phases, open_shard, shard_names
+from storage.shards import LOCAL_PRODUCER, describe_shard, open_phases, open_shard, shard_names
 
 _T = TypeVar("_T")
 
@@ -31,12 +31,12 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFacts:
     return_of_all: Mapping[int, float] = field(default_factory=dict)
-    """Mean return of every complete decision that a policy version sampled, trained on or not."""
+    """Mean return of every complete decision that a policy version sampled, trained on or not, without probes."""
     failures: Sequence[tuple[str, int]] = ()
     """Reasons why forks ended early, with their number, most first."""
     refused: Sequence[tuple[str, str]] = ()
     decisions: int = 0
-    """Stored rows, without those of refused shards."""
+    """Stored rows, without those of refused shards and of probes."""
     left: int = 0
     """Shards that are still to be read."""
 
@@ -170,13 +170,14 @@ class RowCounter:
         for group in decisions["start_group"].unique().to_pylist():
             if self._groups.setdefault((producer, group), name) != name:
                 raise DataError(f"{path} repeats start group {group} of another shard; remove one of the two.")
-        returns = returns_of(decisions, self._how.reward_weights, self._how.discount)
         statuses, versions = decisions["status"].to_pylist(), decisions["policy_version"].to_pylist()
-        for value, status, version in zip(returns.tolist(), statuses, versions, strict=True):
-            if status == "complete":
-                total, rows = self._returns.get(version, (0.0, 0))
-                self._returns[version] = total + value, rows + 1
+        if producer == LOCAL_PRODUCER:
+            self._decisions += decisions.num_rows
+            returns = returns_of(decisions, self._how.reward_weights, self._how.discount)
+            for value, status, version in zip(returns.tolist(), statuses, versions, strict=True):
+                if status == "complete":
+                    total, rows = self._returns.get(version, (0.0, 0))
+                    self._returns[version] = total + value, rows + 1
         forks = zip(*(decisions[column].to_pylist() for column in ("start_group", "fork", "reason")), statuses, strict=True)
         failed = {(group, fork, reason) for group, fork, reason, status in forks if status != "complete"}
         self._failures.update([*(reason for _, _, reason in failed), *describe_shard(path, decisions).failed_without_rows])
-        self._decisions += decisions.num_rows

@@ -5,7 +5,7 @@ FROM (
         SELECT
             centres_gained, sos_share, draw_share, survival, leader_gap, balance,
             units_dislodged, units_driven_out, orders_void, orders_bounced
-        FROM decisions
+        FROM decisions WHERE producer = 'local'
     ) ON COLUMNS(*) INTO NAME component VALUE value
 )
 GROUP BY component ORDER BY variance DESC, component

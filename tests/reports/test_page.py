@@ -1,6 +1,7 @@
 """Claims about the page of a run: its figures are the run's own, it stands alone, and it says what is missing."""
 
 import json
+import random
 import re
 import shlex
 import shutil
@@ -16,9 +17,11 @@ from entente.telemetry.stages import STAGES
 from storage.files import file_lock
 from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
+from storage.shards import publish_shard
 from tests.damage import flip
 from tests.reports.conftest import Page, metric_lines
 from tests.shard_rows import read_rows, shard_files
+from tests.storage.make_rows import make_shard_rows
 
 MakePage = Callable[[RunPaths], Page]
 
@@ -40,6 +43,13 @@ def test_scores_and_counts_are_those_of_the_run_s_own_files(run_folder: RunPaths
     assert page.count("decisions rolled out") == summary["decisions"] == read_run(run_folder).decisions
     assert page.count("decisions trained on") == len(read_rows(*run_folder.ledger.rglob("step-*.arrow")))
     assert "Complete: 2 steps" in page.text
+
+
+def test_probes_are_no_decisions_of_the_report_and_have_no_returns(run_folder: RunPaths):
+    before = read_facts(run_folder).rows
+    decisions, phases = make_shard_rows(random.Random(0), range(2), "probe", forks=1, policy_version=9)
+    publish_shard(run_folder, "probe", 0, decisions, phases, {})
+    assert read_facts(run_folder).rows == before and before.decisions
 
 
 def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_probability(

@@ -150,7 +150,7 @@ def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, pub
     """In the end each of them has rows."""
     index = Index(paths)
     for step in range(1, 6):
-        publish(range(step - 1, step), forks=4, policy_version=max(0, step - 2))
+        publish(range(step - 1, step), "local", forks=4, policy_version=max(0, step - 2))
         index.refresh()
         chosen, _ = index.select_batch(step, policy_version=step - 1, start_groups=2)
         assert write_ledger(paths, step, chosen, {})
@@ -168,3 +168,18 @@ def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, pub
     lags = answers["lag_histogram"].to_pylist()
     assert abs(sum(row["share"] for row in lags) - 1) < 1e-9 and {row["policy_lag"] for row in lags} <= {0, 1, 2}
     assert [name for name, answer in answers.items() if answer.num_rows == 0] == []
+
+
+def test_probes_change_no_answer_about_the_policy_s_play(paths: RunPaths, publish: Callable[..., Any]):
+    names = ("order_entropy", "duplicate_completions", "return_by_version_and_power", "reward_components")
+
+    def answers() -> list[list[dict[str, Any]]]:
+        with connect(paths.root) as run:
+            found = [ask(run, ready_query(name)).to_pylist() for name in (*names, "most_informative_positions")]
+        return [*found[:-1], [{"range": row["mean_return_range"]} for row in found[-1]]]
+
+    publish(range(1), "local")
+    before = answers()
+    publish(range(1), "probe", forks=1)
+    publish(range(1, 2), "probe", forks=2, snapshot_id=f"{0:016x}", status="failed", centres_gained=90.0)
+    assert answers() == before and all(before)
