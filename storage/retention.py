@@ -100,7 +100,7 @@ def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
     """The facts of a run that keeps the checkpoints `kept`; raises DataError if a ledger or score is unreadable, so needs are
     unknown."""
     oldest = min(kept, default=0)
-    scores = (paths.scores, paths.scores / "track")
+    scores = (paths.scores, paths.track)
     published = frozenset(published_versions(paths))
     return RetentionFacts(
         adapters=published,

@@ -49,6 +49,7 @@ class RunPaths:
     league = _Below("league")
     answers = _Below("answers.jsonl")
     scores = _Below("scores")
+    track = _Below("scores/track")
     matches = _Below("scores/matches")
     summary = _Below("summary.json")
     lock = _Below(".lock")

@@ -79,7 +79,7 @@ def track_label(version: int) -> str:
 
 
 def read_track(paths: RunPaths) -> list[TrackPoint]:
-    labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted((paths.scores / "track").glob("*.json")))]
+    labels = ["base", "trained", *(f"track/{file.stem}" for file in sorted(paths.track.glob("*.json")))]
     records = {record.policy_version: record for label in labels if (record := read_score(paths, label)) is not None}
     if not records:
         return []

@@ -73,7 +73,7 @@ class FactsReader:
         """Without curve, rows and the search for files that were set aside."""
         run = read_run(self._paths, self._metrics)
         troubles = list(run.troubles)
-        marks = [file_marks(folder) for folder in (self._paths.scores, self._paths.matches)]
+        marks = [file_marks(folder) for folder in (self._paths.scores, self._paths.track, self._paths.matches)]
 
         def whole(what: str, read: Callable[[], _T], otherwise: _T) -> _T:
             if what not in self._known or self._known[what][0] != marks:

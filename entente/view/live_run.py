@@ -33,7 +33,7 @@ _LOOKED_AT_S = 20.0
 def run_mark(paths: RunPaths) -> tuple[Any, ...]:
     """Differs when a file changed that a page shows."""
     files = (paths.settings, paths.environment, paths.metrics, paths.alerts, paths.summary, paths.ledger, paths.adapters)
-    folders = (paths.checkpoints, paths.scores, paths.matches, paths.league, paths.shards)
+    folders = (paths.checkpoints, paths.scores, paths.matches, paths.track, paths.league, paths.shards)
     producers = [file_marks(paths.shards / name) for name in sorted(names_in(paths.shards))]
     return *(file_marks(path) for path in (*files, *folders)), *producers, is_held(paths.lock)
 

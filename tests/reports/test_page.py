@@ -12,8 +12,9 @@ from entente.cli.commands import command_line
 from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset, preset_trees
 from entente.reports.read_run import read_run
-from entente.reports.run_facts import read_facts
+from entente.reports.run_facts import FactsReader, read_facts
 from entente.telemetry.stages import STAGES
+from entente.view.live_run import run_mark
 from storage.files import file_lock
 from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
@@ -144,6 +145,15 @@ def test_versions_that_another_program_scored_are_named_even_if_no_curve_is_left
     for version in (3, 4):
         write_score(run_folder, replace(base, label=track_label(version), policy_version=version, code={"another": str(version)}))
     assert "Not drawn, because another program or other settings measured them: v0, v2, v3." in page_of(run_folder).text
+
+
+def test_a_page_that_stays_open_has_each_version_that_is_scored_during_training(run_folder: RunPaths):
+    reader, base = FactsReader(run_folder), read_score(run_folder, "base")
+    assert base is not None
+    for version in (8, 9):
+        mark = run_mark(run_folder)
+        write_score(run_folder, replace(base, label=track_label(version), policy_version=version))
+        assert version in [point.version for point in reader.quick().track] and run_mark(run_folder) != mark
 
 
 def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
