@@ -4,7 +4,7 @@ Every figure is stored or follows from stored ones; no model is called. Only the
 read, so the size of the run hardly matters."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -97,6 +97,8 @@ class _Shard:
     decisions: pa.Table
     facts: pa.Table
     phases: pa.Table
+    steps: Sequence[int] = ()
+    """Recorded steps that `uses` were read from."""
     uses: Mapping[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
@@ -230,19 +232,19 @@ class Inspector:
                 raise InputError(f"'{name[:100]}' names no shard of run '{self._paths.root.name}'")
             decisions, how = open_shard(path), self._settings.storage
             facts = decision_facts(decisions, name, how.reward_weights, how.discount)
-            opened = _Shard(name=name, decisions=decisions, facts=facts, phases=open_phases(path, decisions))
-            opened.uses = self._uses(facts)
-            self._last = opened
+            self._last = _Shard(name=name, decisions=decisions, facts=facts, phases=open_phases(path, decisions))
+        if (steps := recorded_steps(self._paths)) != self._last.steps:
+            self._last.uses, self._last.steps = self._uses(self._last.facts, steps), steps
         return self._last
 
-    def _uses(self, facts: pa.Table) -> dict[int, list[tuple[int, int]]]:
+    def _uses(self, facts: pa.Table, steps: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
         """Steps and lags by decision; a step trains on older versions than its own."""
         uses: dict[int, list[tuple[int, int]]] = {}
         versions, own = facts["policy_version"].to_numpy(), set(facts["decision_id"].to_pylist())
         if not len(versions):
             return uses
         last = int(versions.max()) + 1 + self._most_lag if self._most_lag is not None else None
-        for step in recorded_steps(self._paths):
+        for step in steps:
             if versions.min() < step and (last is None or step <= last) and (rows := read_ledger(self._paths, step)) is not None:
                 for decision, lag in zip(rows["decision_id"].to_pylist(), rows["policy_lag"].to_pylist(), strict=True):
                     if decision in own:

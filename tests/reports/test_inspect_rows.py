@@ -59,10 +59,12 @@ def test_a_decision_tells_the_steps_that_trained_on_it(rows, paths, run_folder: 
         assert ledger is not None
         ids[step] = ledger["decision_id"].to_pylist()[:3]
         assert len(ids[step]) == 3 and all(rows.decision(row).steps == [step] for row in ids[step])
-    ledger_path(run_folder, 2).unlink()
+    last = ledger_path(run_folder, 2).rename(run_folder.root / "last.arrow")
     (model,) = (paths.root.parent / MODEL_FOLDER).glob("tiny-*")
     before = Inspector(run_folder, model, settings_of(run_folder))
     assert [before.decision(row).steps for row in ids[1] + ids[2]] == 3 * [[1]] + 3 * [[]], "nothing trained on the later ones"
+    last.rename(ledger_path(run_folder, 2))
+    assert before.decision(ids[2][0]).steps == [2], "a step trained on it since its shard was opened"
 
 
 def test_the_best_and_the_worst_fork_of_a_group_are_those_of_the_returns(rows, paths):
