@@ -24,8 +24,10 @@ def run_summary(
     settings: RunSettings, totals: Totals, scores: dict[str, Score], orchestration_share: float, wall_s: float
 ) -> dict[str, Any]:
     """Figures of a finished run. `scores` are by label ("base", "trained_vs_mover", ...); `orchestration_share` is the
-    fraction of step time spent in Prefect and the flow, 0 to 1; `wall_s` includes the steps of earlier processes."""
-    summary: dict[str, Any] = {}
+    fraction of step time spent in Prefect and the flow, 0 to 1; `wall_s` includes the steps of earlier processes. `totals` lack
+    the shards that retention removed, and the metrics lack steps that a kill left unlogged: the larger count is taken."""
+    summary, run = dict[str, Any](), read_run(settings.paths)
+    rejected = max(totals.orders_rejected, int(run.total("rollout/orders_rejected")))
     if "base" in scores:
         summary |= {"positions": scores["base"].positions, "source_games": scores["base"].source_games}
     for label, score in scores.items():
@@ -36,9 +38,9 @@ def run_summary(
     return summary | {
         "steps": settings.steps,
         "wall_s": round(wall_s, 1),
-        "decisions": totals.decisions,
+        "decisions": max(totals.decisions, run.decisions),
         "max_policy_lag_seen": totals.max_policy_lag,
-        "orders_rejected": totals.orders_rejected + sum(score.orders_rejected for score in scores.values()),
+        "orders_rejected": rejected + sum(score.orders_rejected for score in scores.values()),
         "orchestration_share": round(orchestration_share, 4),
         "run": str(settings.paths.root),
     }

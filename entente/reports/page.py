@@ -145,7 +145,7 @@ def _ordered(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
 
 def _sound(facts: RunFacts, around: Surroundings) -> dict[str, Any]:
     rows = facts.rows or RowFacts()
-    counts = [("decisions rolled out", f"{rows.decisions if facts.rows and not rows.left else facts.decisions:,}")]
+    counts = [("decisions rolled out", f"{max(rows.decisions, facts.decisions):,}")]
     counts += [(what, f"{facts.total(metric):,.0f}") for metric, what in _ROW_COUNTS]
     counts += [
         ("shards set aside", str(len(rows.refused))),

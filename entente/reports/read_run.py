@@ -57,10 +57,9 @@ class RecordedRun:
 
     @property
     def decisions(self) -> int:
-        """Stored rows; before the end of the run, those of finished steps."""
-        if self.is_over and self.summary is not None and "decisions" in self.summary:
-            return int(self.summary["decisions"])
-        return int(self.total("rollout/decisions"))
+        """Decisions rolled out, without probes. A step whose metrics a kill lost is counted by the summary alone."""
+        stored = self.summary.get("decisions", 0) if self.is_over and self.summary is not None else 0
+        return max(int(stored), int(self.total("rollout/decisions")))
 
     def series(self, name: str) -> list[float]:
         """Over steps 1 to `done`; NaN if a step lacks it."""

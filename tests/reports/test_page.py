@@ -13,9 +13,13 @@ from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset, preset_trees
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import FactsReader, read_facts
+from entente.settings.layers import settings_of
 from entente.telemetry.stages import STAGES
 from entente.view.live_run import run_mark
+from flows.score_policy import run_summary
 from storage.files import file_lock
+from storage.json_files import write_json
+from storage.ledger import count_run
 from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
 from storage.shards import publish_shard
@@ -51,6 +55,19 @@ def test_probes_are_no_decisions_of_the_report_and_have_no_returns(run_folder: R
     decisions, phases = make_shard_rows(random.Random(0), range(2), "probe", forks=1, policy_version=9)
     publish_shard(run_folder, "probe", 0, decisions, phases, {})
     assert read_facts(run_folder).rows == before and before.decisions
+
+
+def test_decisions_of_shards_that_retention_removed_are_counted(stored_run: RunPaths, page_of: MakePage):
+    lines, stored = metric_lines(stored_run), count_run(stored_run).decisions
+    assert stored == sum(int(line.get("rollout/decisions", 0)) for line in lines) > 0
+    lines[1]["rollout/orders_rejected"] = 3
+    stored_run.metrics.write_text("\n".join(map(json.dumps, lines)))
+    for shard in shard_files(stored_run):
+        shard.unlink()
+    summary = run_summary(settings_of(stored_run), count_run(stored_run), {}, 0.0, 1.0)
+    write_json(stored_run.summary, summary)
+    assert (summary["decisions"], summary["orders_rejected"]) == (stored, 3)
+    assert read_run(stored_run).decisions == page_of(stored_run).count("decisions rolled out") == stored
 
 
 def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_probability(
