@@ -87,11 +87,12 @@ def publish_directory(aside: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
-def durable_write(path: Path, content: bytes) -> None:
-    """Replace the content of a small file. After a crash it has the old or the new content."""
+def durable_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Replace the content of a file. After a crash, or if `content` raises, it has the old or the new content."""
     aside = name_aside(path)
     try:
-        aside.write_bytes(content)
+        with aside.open("wb") as file:
+            file.write(content) if isinstance(content, bytes) else content(file)
         sync_file(aside)
         os.replace(aside, path)
     finally:

@@ -118,6 +118,13 @@ def test_what_cannot_be_answered_so_is_a_sentence_and_leaves_no_file(ask: Ask, w
     assert not any(Path().glob("a.*"))
 
 
+def test_a_file_keeps_its_content_where_another_answer_cannot_be_written(ask: Ask):
+    assert ask("select 1 as a", "--output", "a.parquet")[0] == 0
+    assert ask("select interval 1 day as wait", "--output", "a.parquet")[0] == 2
+    assert pq.read_table("a.parquet").to_pylist() == [{"a": 1}]
+    assert [file.name for file in Path().iterdir() if file.is_file()] == ["a.parquet"]
+
+
 def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
     flip(Path("runs/mine/shards/local/000000.arrow"))
     Path("runs/mine/metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "tra\n{"step": 3')
