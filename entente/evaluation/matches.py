@@ -74,9 +74,30 @@ def rounds_for(games: int) -> int:
 
 
 def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot] = ()) -> list[GamePlan]:
-    """The games of `rounds` rounds, in order. Raises InputError if no held-out position to start from is a movement phase."""
+    """The games of `rounds` rounds, in order. Raises InputError if no held-out position to start from is a movement phase, or if
+    some player shares no round of one table with the first, which it is compared with."""
+    if not settings.opponents:
+        _check_all_meet(settings.players, rounds)
     starts = _starts(settings, held_out)
     return [plan for number in range(rounds) for plan in _round(settings, number, starts[number % len(starts)])]
+
+
+def _check_all_meet(players: Sequence[str], rounds: int) -> None:
+    unmet, needed = set(players), 0
+    while unmet and needed < len(players):  # then the seats repeat
+        table = _dealt(players, needed)
+        unmet -= set(table) if players[0] in table else set()
+        needed += 1
+    if unmet:
+        raise InputError(
+            f"{len(players)} players at one table do not all meet {players[0]}, with which they are compared: "
+            f"name at most {2 * len(POWERS) - 1}, or --opponents, which each player then meets by itself"
+        )
+    if rounds < needed:
+        raise InputError(
+            f"in {rounds * GAMES_PER_ROUND} games not every one of {len(players)} players meets {players[0]}, with which they "
+            f"are compared: play at least --games {needed * GAMES_PER_ROUND}"
+        )
 
 
 def _starts(settings: MatchSettings, held_out: Sequence[Snapshot]) -> list[Snapshot | None]:

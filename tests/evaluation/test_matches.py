@@ -238,6 +238,28 @@ def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, 
         resolve_contestants(names, "mine", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("players", "enough", "complaint"),
+    [
+        (7, 1, None),
+        (8, 3, r"in 14 games not every one of 8 players meets v0, .*: play at least --games 21$"),
+        (13, 8, r"in 49 games not every one of 13 players meets v0, .*: play at least --games 56$"),
+        (14, 99, r"14 players at one table do not all meet v0, .*: name at most 13, or --opponents"),
+    ],
+)
+def test_a_table_at_which_some_player_does_not_meet_the_first_is_refused(players: int, enough: int, complaint: str | None):
+    settings = MatchSettings(players=tuple(f"v{number}" for number in range(players)))
+    if complaint is not None:
+        with pytest.raises(InputError, match=complaint):
+            plan_match(settings, enough - 1)
+    if players < 14:
+        even = {"start": (3,) * 7, "centres": (3,) * 7, "phase": "", "ended": "horizon", "rejected": 0, "by_year": ((3,) * 7,)}
+        plans = plan_match(settings, enough)
+        games = [GameResult(key=p.key, cluster=p.cluster, pair=p.pair, seats=p.seats, measured=p.measured, **even) for p in plans]
+        assert [pair.difference.mean for pair in match_table(games, settings).pairs] == [0] * (players - 1)
+    plan_match(settings.model_copy(update={"opponents": "random"}), 1)
+
+
 def test_a_version_below_zero_was_never_there(tmp_path: Path):
     with pytest.raises(InputError, match="there is no policy version -5: versions are numbers from 0, or -1 for the newest"):
         resolve_version(RunPaths(tmp_path / "mine").create(), "mine", -5)
