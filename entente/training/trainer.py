@@ -153,7 +153,7 @@ class Trainer:
         rows = self._index.fresh_rows(policy_version=self.step_done, limit=MISMATCH_ROWS)
         if rows.num_rows == 0:
             raise TrainingError(f"no rows of policy version {self.step_done} to compare trainer and engine on")
-        batch, _ = self._without_faulty_rows(rows, self._index.gather(rows))
+        _, batch, _ = self._without_faulty_rows(rows, self._index.gather(rows))
         mismatch = measure_mismatch(self._updater, batch, self._settings.dtype, self._engine_dtype)
         if begins:
             check_mismatch(mismatch, self.step_done)
@@ -178,7 +178,7 @@ class Trainer:
             rows, counts, batch = self._choose_and_gather(step, start_groups)
             self._record(step, rows)
         selected = time.perf_counter()
-        batch, refused = self._without_faulty_rows(rows, batch)
+        rows, batch, refused = self._without_faulty_rows(rows, batch)
         rate = self._updater.set_rate(step)
         updates = list(self._updater.updates(batch))
         updated = time.perf_counter()
@@ -201,16 +201,17 @@ class Trainer:
         self._index.refresh()
         return retire(self._paths, self._index.newest_versions, RunAge.of(self._paths, self._storage), settings)
 
-    def _without_faulty_rows(self, rows: pa.Table, batch: Batch) -> tuple[Batch, int]:
+    def _without_faulty_rows(self, rows: pa.Table, batch: Batch) -> tuple[pa.Table, Batch, int]:
         """The rest of their advantage groups goes too, because its mean would be wrong. Also the number of faulty rows."""
         faults = find_faults(batch, *self._policy.row_limits)
         for row, why in faults.items():
             logger.warning("skipping decision %d and its group: %s", batch.decision_ids[row], why)
         if not faults:
-            return batch, 0
+            return rows, batch, 0
         out, groups = np.isin(np.arange(len(batch.returns)), list(faults)), batch.advantage_groups
         out |= (groups >= 0) & np.isin(groups, groups[out])
-        return self._index.gather(rows.filter(pa.array(~out))), len(faults)
+        sound = rows.filter(pa.array(~out))
+        return sound, self._index.gather(sound), len(faults)
 
     def _choose_and_gather(self, step: int, start_groups: int) -> tuple[pa.Table, dict[str, int], Batch]:
         """Gather before the ledger is written, so that it never names a damaged row; choose again without a damaged shard."""

@@ -130,6 +130,7 @@ def test_a_faulty_row_is_counted_and_the_step_goes_on_without_its_group(paths, m
     groups, decisions = ledger["advantage_group"].to_pylist(), ledger["decision_id"].to_pylist()
     left = {decision for decision, group in zip(decisions, groups, strict=True) if group != groups[1]}
     assert set(seen[0].decision_ids.tolist()) == left and len(left) < len(decisions)
+    assert metrics["train/decisions"] == len(left), "the metrics are of the rows trained"
 
 
 def test_the_ledger_is_written_before_the_forward(paths, model, monkeypatch):
