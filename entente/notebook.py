@@ -58,7 +58,8 @@ class Run:
 
     @property
     def steps(self) -> "DuckDBPyRelation":
-        """A row per step, a column per metric; the view `metrics` has a row for each figure."""
+        """A row per step, a column per metric. Step 0 has the comparison of trainer and engine before training, the step after
+        the last the final scores."""
         names = [name for (name,) in self.sql("SELECT DISTINCT name FROM metrics ORDER BY name").fetchall()]
         columns = [f"last(value) FILTER (name = {_quoted(name, chr(39))}) AS {_quoted(name, chr(34))}" for name in names]
         return self.sql(f"SELECT {', '.join(['step', *columns])} FROM metrics GROUP BY step ORDER BY step")

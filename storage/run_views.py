@@ -26,7 +26,8 @@ VIEWS = {
     "snapshots": "a position that forks started from; key `snapshot_id`",
     "group_eligibility": "an advantage group, and whether the next step could train on it; keys as of `groups`",
     "candidates": "a start group that the next step could train on; key `shard`, `start_group`",
-    "metrics": "a figure of a step; key `step`, `name`",
+    "metrics": "a figure of a step; key `step`, `name`. Step 0 has the comparison of trainer and engine before training, the "
+    "step after the last the final scores",
     "devices": "a reading of a GPU",
     "rejected_files": "a shard or damaged line that is left out of all views",
     "thoughts": "the thought of a decision, where the model thinks; key `decision_id`",
@@ -46,7 +47,7 @@ COLUMNS = {
     "newest_version": "Newest policy version that sampled one of its rows.",
     "usable": "At least two decisions, all complete, none rejected, all returns numbers.",
     "used": "Ledgers that name it.",
-    "step": "Training step, from 1.",
+    "step": "Training step; the first is 1.",
     "place": "Position: in `batches` of the row in its step, in `tokens` of the token in its completion.",
     "policy_lag": "Trained version minus the version that sampled the row.",
     "advantage_group": "Number of the row's advantage group within its step.",

@@ -36,6 +36,8 @@ class Paired:
     other: str
     label: str
     opponents: str
+    years: int
+    """Game years from each position to the score of the other."""
     versions: tuple[int, int]
     comparison: ScoreDifference | str
     """The other's gain minus the first's; or why the scores cannot be paired."""
@@ -72,6 +74,7 @@ def _paired(first: RunFacts, other: RunFacts) -> list[Paired]:
             other=other.name,
             label=label,
             opponents=record.opponents,
+            years=record.settings.horizon_years,
             versions=(first.scores[label].policy_version, record.policy_version),
             comparison=score_difference(first.scores[label], record),
         )

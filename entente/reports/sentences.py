@@ -186,11 +186,11 @@ def next_commands(compared: Compared, runs_root: Path) -> list[tuple[str, str]]:
     commands = []
     for pair in compared.paired:
         if pair.label == HEADLINE and isinstance(pair.comparison, str):
-            match = f"--players newest,{first}:newest --start held-out --opponents {pair.opponents} --years 1 --measure gained"
+            match = f"--players newest,{first}:newest --start held-out --opponents {pair.opponents} --years {pair.years}"
             commands.append(
                 (
                     f"Measure {pair.other} and {first} from the same positions",
-                    f"entente evaluate --run {pair.other} {match}{root}",
+                    f"entente evaluate --run {pair.other} {match} --measure gained{root}",
                 )
             )
     return commands

@@ -6,6 +6,7 @@ import random
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +123,17 @@ def test_a_difference_is_claimed_only_where_its_interval_excludes_0(make, more: 
 
 def test_scores_that_cannot_be_paired_name_the_match_that_can(make):
     first, second = make("a"), make("b")
-    write_score(first, score([1.0, 2.0]))
+    record = replace(score([1.0, 2.0]), settings=EvaluationSettings(horizon_years=3))
+    write_score(first, record)
     assert sentences.verdicts(compared(first, second)) == ["b has no score of a last version yet, so none is compared."]
-    record = score([1.0, 2.0])
     old = json.loads((first.scores / "trained.json").read_bytes())
     del old["score"]["gains"]
     (second.scores / "trained.json").write_text(json.dumps(old))
     (said,) = sentences.verdicts(compared(first, second))
     assert "no gains of single positions" in said
     ((_, line),) = sentences.next_commands(compared(first, second), first.root.parent)
-    assert line.startswith(f"entente evaluate --run b --players newest,a:newest --start held-out --opponents {record.opponents}")
+    match = f"--players newest,a:newest --start held-out --opponents {record.opponents} --years 3 "
+    assert line.startswith(f"entente evaluate --run b {match}")
     assert line.endswith(f" --runs-root {first.root.parent}")
     command_line().parse_args(shlex.split(line)[1:], exit_on_error=False, print_error=False)
 
