@@ -59,13 +59,13 @@ from tasks.rollout_queue import RolloutQueue, groups_per_task
 from tasks.train_policy import quoted, roll_out_groups, roll_out_on_dask
 
 
-def with_run_name(settings: RunSettings) -> RunSettings:
-    """Name an unnamed run after model, seed, time and two random bytes. So runs that start in the same second differ, and the
-    model's folder may have any name."""
+def with_run_name(settings: RunSettings, stamp: str = "") -> RunSettings:
+    """Name an unnamed run after model, seed and `stamp`; default: time and two random bytes. So runs that start in the same
+    second differ, and the model's folder may have any name."""
     if settings.run:
         return settings
     model = re.sub(r"[^a-z0-9_.-]+", "-", Path(settings.inference.model).name.lower()).lstrip("-._")[:50] or "model"
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    stamp = stamp or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
 
 

@@ -39,7 +39,7 @@ from entente.telemetry.alerts import STALLED_MINUTES, Alert
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
-from flows.open_run import finished_summary
+from flows.open_run import finished_summary, with_run_name
 from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
 from storage.files import file_lock
@@ -150,7 +150,8 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"
     work = read_work(settings.runs_root, str(flow_run))
-    settings = settings.model_copy(update={"run": work.run if work else settings.run})
+    # A run that ended before it was named gets a name here, so that its restarts are counted.
+    settings = settings.model_copy(update={"run": work.run}) if work else with_run_name(settings, flow_run.hex[-8:])
     if str(flow_run) in (handled := _read_handled(settings.paths)):
         return f"'{ended.name}' was handled already: {handled[str(flow_run)]}"
     await _wait_for_exit(work if not _silent(ended) else None)
@@ -166,11 +167,11 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     else:
         sentence = decision.because
     if decision.action == "give_up":
-        has_folder = bool(settings.run) and settings.paths.root.is_dir()
-        alert = Alert(name="not_recovered", run=settings.run or ended.name, step=decision.attempts.step, sentence=sentence)
+        has_folder = settings.paths.root.is_dir()
+        alert = Alert(name="not_recovered", run=settings.run, step=decision.attempts.step, sentence=sentence)
         file = settings.paths.alerts if has_folder else settings.runs_root / WORK_FOLDER / "alerts.jsonl"
         raise_alert(file, alert)
-    if settings.run and decision.action != "leave":
+    if decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): sentence})
     return sentence
 
@@ -183,7 +184,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
         ended.deployment_id,
         parameters=_resumed(ended, settings),
         state=Scheduled(scheduled_time=begins, message=decision.because),
-        name=f"train-{settings.run}" if settings.run else None,
+        name=f"train-{settings.run}",
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
         idempotency_key=f"recover-{ended.id}",
     )
@@ -191,7 +192,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
 
 
 def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
-    has_folder = settings.run and settings.paths.settings.exists()
+    has_folder = settings.paths.settings.exists()
     if has_folder:  # another release may have started it, with other defaults
         try:
             settings = settings.model_copy(update={"prompts": settings_of(settings.paths).prompts})
@@ -199,7 +200,7 @@ def _resumed(ended: FlowRun, settings: RunSettings) -> dict[str, Any]:
             reporter().say(str(error))
     return ended.parameters | {
         "settings": settings.model_dump(mode="json"),
-        "resume": bool(has_folder),
+        "resume": has_folder,
     }
 
 
@@ -221,9 +222,9 @@ def _settings(ended: FlowRun) -> RunSettings | None:
 
 
 def _facts(settings: RunSettings, work: FlowRunRecord | None, ended: FlowRun) -> Facts:
-    paths, named = settings.paths, bool(settings.run)
+    paths = settings.paths
     message = (ended.state and ended.state.message) or ""
-    has_folder = named and paths.settings.exists()
+    has_folder = paths.settings.exists()
     return Facts(
         run=settings.run,
         finished=has_folder and finished_summary(settings) is not None,
@@ -232,7 +233,7 @@ def _facts(settings: RunSettings, work: FlowRunRecord | None, ended: FlowRun) ->
         silent=_silent(ended),
         error=_error_name(message) if ended.state and ended.state.is_failed() else "",
         step=last_step(paths) if has_folder else 0,
-        attempts=_attempts(paths) if named else Attempts(),
+        attempts=_attempts(paths),
     )
 
 

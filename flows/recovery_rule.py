@@ -64,7 +64,7 @@ def was_cancelled(states: Sequence[str]) -> bool:
 
 
 def decide(facts: Facts) -> RecoveryAction:
-    run = f"run '{facts.run}'" if facts.run else "a run without a name yet"
+    run = f"run '{facts.run}'"
     if facts.finished:
         return RecoveryAction(action="leave", because=f"{run} is done")
     if facts.silent and facts.process == "alive":

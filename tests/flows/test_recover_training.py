@@ -143,6 +143,18 @@ def test_a_run_that_never_gets_further_is_given_up_with_an_alert(place: Place):
 
 
 @pytest.mark.system
+def test_a_run_that_never_got_as_far_as_a_name_is_given_up_as_well(place: Place):
+    last = asyncio.run(place.ended(place.settings(), KILLED))
+    for attempt in (1, 2, 3):
+        assert f"attempt {attempt} of 3" in recover(place, last) and "was handled already" in recover(place, last)
+        again = max(asyncio.run(place.started()), key=lambda run: str(run.expected_start_time))
+        last = asyncio.run(place.ended(again.parameters, KILLED))
+    assert "3 times at step 0" in recover(place, last)
+    (alert,) = map(json.loads, next(place.root.glob("*/alerts.jsonl")).read_text().splitlines())
+    assert alert["name"] == "not_recovered" and len(asyncio.run(place.started())) == 3
+
+
+@pytest.mark.system
 def test_a_path_in_a_flow_run_s_parameters_comes_to_nothing(place: Place):
     outside = asyncio.run(place.ended(place.settings(run="mine").model_copy(update={"run": "../outside"}), KILLED))
     assert "its parameters are not those of a training run" in recover(place, outside)
