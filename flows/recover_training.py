@@ -40,7 +40,7 @@ from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, with_run_name
-from flows.recovery_rule import Attempts, Facts, RecoveryAction, decide, was_cancelled
+from flows.recovery_rule import BEGINS, Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
 from storage.files import file_lock
 from storage.json_files import kept_object, write_json
@@ -152,8 +152,11 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     work = read_work(settings.runs_root, str(flow_run))
     # A run that ended before it was named gets a name here, so that its restarts are counted.
     settings = settings.model_copy(update={"run": work.run}) if work else with_run_name(settings, flow_run.hex[-8:])
-    if str(flow_run) in (handled := _read_handled(settings.paths)):
-        return f"'{ended.name}' was handled already: {handled[str(flow_run)]}"
+    # A user may start the flow run again: each of its ends is handled, however many states report it.
+    start = next((state.id for state in reversed(states) if state.type.value in BEGINS), "")
+    end = f"{flow_run}-{start}"
+    if end in (handled := _read_handled(settings.paths)):
+        return f"'{ended.name}' was handled already: {handled[end]}"
     await _wait_for_exit(work if not _silent(ended) else None)
     decision = decide(await asyncio.to_thread(_facts, settings, work, ended))
     if decision.action == "revive":
@@ -163,7 +166,7 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
         os.kill(work.pid, signal.SIGKILL)
         await _wait_for_exit(work)
     if decision.action == "resume":
-        sentence = await _start_again(client, ended, settings, decision)
+        sentence = await _start_again(client, ended, end, settings, decision)
     else:
         sentence = decision.because
     if decision.action == "give_up":
@@ -172,12 +175,12 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
         file = settings.paths.alerts if has_folder else settings.runs_root / WORK_FOLDER / "alerts.jsonl"
         raise_alert(file, alert)
     if decision.action != "leave":
-        _write_handled(settings.paths, decision.attempts, handled | {str(flow_run): sentence})
+        _write_handled(settings.paths, decision.attempts, handled | {end: sentence})
     return sentence
 
 
-async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSettings, decision: RecoveryAction) -> str:
-    """Start the deployment again for the same run. Idempotent per flow run."""
+async def _start_again(client: PrefectClient, ended: FlowRun, end: str, settings: RunSettings, decision: RecoveryAction) -> str:
+    """Start the deployment again for the same run. Idempotent per `end` of a flow run."""
     assert ended.deployment_id is not None
     begins = now("UTC") + timedelta(seconds=decision.wait_s)
     again = await client.create_flow_run_from_deployment(
@@ -186,7 +189,7 @@ async def _start_again(client: PrefectClient, ended: FlowRun, settings: RunSetti
         state=Scheduled(scheduled_time=begins, message=decision.because),
         name=f"train-{settings.run}",
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
-        idempotency_key=f"recover-{ended.id}",
+        idempotency_key=f"recover-{end}",
     )
     return f"{decision.because}, as flow run {again.id}"
 

@@ -16,7 +16,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.states import Cancelling, Crashed, Pending, Running
+from prefect.states import AwaitingRetry, Cancelling, Crashed, Failed, Pending, Running
 
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
@@ -49,7 +49,11 @@ class Place:
             settings = {"settings": settings.model_dump(mode="json"), "resume": False}
         async with get_client() as client:
             run = await client.create_flow_run_from_deployment(self.deployment, parameters=settings, state=Pending())
-            for state in (Running(), *states):
+        return await self.goes_through(run, Running(), *states)
+
+    async def goes_through(self, run: FlowRun, *states: Any) -> FlowRun:
+        async with get_client() as client:
+            for state in states:
                 await client.set_flow_run_state(run.id, state, force=True)
             return await client.read_flow_run(run.id)
 
@@ -152,6 +156,21 @@ def test_a_run_that_never_got_as_far_as_a_name_is_given_up_as_well(place: Place)
     assert "3 times at step 0" in recover(place, last)
     (alert,) = map(json.loads, next(place.root.glob("*/alerts.jsonl")).read_text().splitlines())
     assert alert["name"] == "not_recovered" and len(asyncio.run(place.started())) == 3
+
+
+@pytest.mark.system
+def test_a_flow_run_that_somebody_starts_again_is_looked_after_again(place: Place):
+    paths = place.begun("mine", steps=1)
+    refused = Failed(message="Flow run encountered an exception: InputError: no such card")
+    failed = asyncio.run(place.ended(place.settings(run="mine"), refused))
+    assert "would recur on every attempt" in recover(place, failed)
+    asyncio.run(place.goes_through(failed, Crashed(message="reported by its worker too")))
+    assert "was handled already" in recover(place, failed)
+    for attempt in (1, 2):
+        asyncio.run(place.goes_through(failed, AwaitingRetry(), Running(), KILLED))
+        noted(paths, failed)
+        assert f"attempt {attempt} of 3" in recover(place, failed)
+    assert len(asyncio.run(place.started())) == 2
 
 
 @pytest.mark.system
