@@ -43,7 +43,7 @@ from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
 from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache
-from flows.work_record import record_work
+from flows.work_record import read_work, record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import ControlDesk
@@ -67,6 +67,14 @@ def with_run_name(settings: RunSettings, stamp: str = "") -> RunSettings:
     model = re.sub(r"[^a-z0-9_.-]+", "-", Path(settings.inference.model).name.lower()).lstrip("-._")[:50] or "model"
     stamp = stamp or f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     return settings.model_copy(update={"run": f"{model}-seed{settings.seed}-{stamp}"})
+
+
+def begun_run(settings: RunSettings, *, resume: bool) -> tuple[RunSettings, bool]:
+    """Settings with the run's name, and whether to resume: Prefect's Retry continues the run that its flow run began."""
+    work = read_work(settings.runs_root, flow_run.id) if flow_run.id is not None else None
+    if work is not None and RunPaths(settings.runs_root / work.run).settings.exists():
+        return settings.model_copy(update={"run": work.run}), True
+    return with_run_name(settings), resume
 
 
 def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:

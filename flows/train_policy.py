@@ -26,7 +26,7 @@ from entente.telemetry.progress import reporter
 from entente.telemetry.sinks import MetricLog
 from flows.build_state_cache import show_refresh
 from flows.given_parameters import PINNED, check_parameters, named_after
-from flows.open_run import finished_summary, open_queue, open_run, with_run_name
+from flows.open_run import begun_run, finished_summary, open_queue, open_run
 from flows.score_policy import due, earlier_seconds, missed, run_summary, score_policy, score_scripted, score_version
 from storage.json_files import write_json
 from storage.ledger import count_run
@@ -51,7 +51,9 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
         resume: Continue the run `settings.run` from its newest step.
     """
     check_parameters(settings.runs_root, settings=settings)
-    began, settings = time.monotonic(), with_cache_version(with_run_name(settings), resume=resume)
+    began = time.monotonic()
+    settings, resume = begun_run(settings, resume=resume)
+    settings = with_cache_version(settings, resume=resume)
     if resume and (summary := finished_summary(settings)) is not None:
         return summary
     async with open_run(settings, resume=resume) as resources:

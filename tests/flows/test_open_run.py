@@ -19,6 +19,8 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run
+from flows.train_policy import train_policy
+from flows.work_record import record_work
 from storage.adapters import publish_adapter
 from storage.files import file_lock
 from tests.damage import flip
@@ -121,6 +123,20 @@ def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(
     with pytest.raises(InputError, match="run 'mine' has done 6 steps, more than steps 3"):
         opened(settings.model_copy(update={"steps": 3}), resume=True)
     assert stored.read_text() == before and bool(started) != published
+
+
+def test_a_flow_run_that_somebody_starts_again_continues_the_run_that_it_began(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "1b2c")
+    monkeypatch.setattr(open_run, "read_adapter", lambda *_: None)
+    nameless = settings.model_copy(update={"run": ""})
+    record_work(settings.paths.create(), "1b2c")
+    named, resume = open_run.begun_run(nameless, resume=False)
+    assert named.run not in ("", "mine") and not resume, "it was refused before it began"
+    settings.paths.settings.write_text(settings.model_dump_json())
+    settings.paths.summary.write_text(f'{{"steps": {settings.steps}}}')
+    assert asyncio.run(train_policy.fn(nameless))["run"] == str(settings.paths.root)
 
 
 def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_former_scores(
