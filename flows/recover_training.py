@@ -41,7 +41,7 @@ from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, with_run_name
 from flows.recovery_rule import BEGINS, Attempts, Facts, RecoveryAction, decide, was_cancelled
-from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
+from flows.work_record import WORK_FOLDER, FlowRunRecord, last_change, read_work
 from storage.files import file_lock
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
@@ -129,12 +129,8 @@ async def _end_lost_tasks(client: PrefectClient) -> None:
 
 def _hangs(paths: RunPaths, running_s: float) -> bool:
     """True if a flow run has changed no file of its run for twice `STALLED_MINUTES`."""
-    if not paths.settings.is_file():
-        return False
-    parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
-    parts += paths.shards.glob("*")
-    quiet_s = time.time() - max(part.stat().st_mtime for part in parts if part.exists())
-    return min(quiet_s, running_s) > 120 * STALLED_MINUTES
+    quiet_s = time.time() - last_change(paths)
+    return paths.settings.is_file() and min(quiet_s, running_s) > 120 * STALLED_MINUTES
 
 
 async def _recover(client: PrefectClient, flow_run: UUID) -> str:

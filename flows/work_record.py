@@ -20,7 +20,7 @@ from storage.runs import RunPaths
 
 WORK_FOLDER = "_flow_runs"
 _KEPT_S = 30 * 86_400.0
-"""Seconds until a record is removed, as long as Prefect keeps the flow run."""
+"""Seconds after the last change of its run until a record is removed, as long as Prefect keeps the flow run."""
 
 Process = Literal["alive", "stopped", "gone", "elsewhere"]
 
@@ -59,8 +59,23 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
     )
     durable_write(folder / f"{flow_run}.json", json.dumps(asdict(mine)).encode())
     for entry in entries_in(folder):
-        if entry.path.match("[0-9a-f]*.json") and entry.touched() < time.time() - _KEPT_S:
+        if entry.path.match("[0-9a-f]*.json") and max(entry.touched(), _run_changed(entry.path)) < time.time() - _KEPT_S:
             entry.path.unlink(missing_ok=True)
+
+
+def last_change(paths: RunPaths) -> float:
+    """Unix time of the last sign of life in a run's files, seconds; 0 without settings."""
+    if not paths.settings.is_file():
+        return 0.0
+    parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
+    parts += paths.shards.glob("*")
+    return max(part.stat().st_mtime for part in parts if part.exists())
+
+
+def _run_changed(record: Path) -> float:
+    runs_root = record.parent.parent
+    work = read_work(runs_root, record.stem)
+    return last_change(RunPaths(runs_root / work.run)) if work else 0.0
 
 
 def read_work(runs_root: Path, flow_run: str) -> FlowRunRecord | None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,19 @@ def test_a_second_look_leaves_all_to_the_first_without_waiting_for_it(tmp_path: 
     monkeypatch.setattr("flows.recover_training.get_client", None)  # nothing is asked of a server
     with file_lock(tmp_path / WORK_FOLDER / ".recovery.lock"):
         assert asyncio.run(recover_training.fn(flow_run_id="", runs_root=tmp_path)) == {}
+
+
+def test_who_works_at_a_run_is_known_for_30_days_after_its_last_change(tmp_path: Path):
+    working, left, new = (RunPaths(tmp_path / name).create() for name in ("working", "left", "new"))
+    long_ago = time.time() - 31 * 86_400
+    for paths, flow_run in ((left, "3d4e"), (working, "1b2c")):
+        record_work(paths, flow_run)
+        paths.settings.touch()
+        for file in (tmp_path / WORK_FOLDER / f"{flow_run}.json", *paths.root.iterdir()):
+            os.utime(file, (long_ago, long_ago))
+    working.metrics.touch()
+    record_work(new, "5f60")
+    assert [read_work(tmp_path, each) is not None for each in ("1b2c", "3d4e", "5f60")] == [True, False, True]
 
 
 def test_who_works_at_a_run_is_told_by_more_than_a_process_number(tmp_path: Path, sleeper: psutil.Process):
