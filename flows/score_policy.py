@@ -104,6 +104,7 @@ async def _score(resources: OpenRun, settings: RunSettings, label: str, player: 
             settings.evaluation,
             resources.host,
             PolicyPlayer(resources.engine, resources.tokens) if player == POLICY else None,
+            touched=resources.paths.scores,
         )
     record = ScoreRecord(
         label=label,

@@ -68,7 +68,7 @@ def last_change(paths: RunPaths) -> float:
     if not paths.settings.is_file():
         return 0.0
     parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
-    parts += paths.shards.glob("*")
+    parts += [paths.scores / "track", *paths.shards.glob("*")]
     return max(part.stat().st_mtime for part in parts if part.exists())
 
 

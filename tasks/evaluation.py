@@ -1,6 +1,9 @@
 """Evaluation tasks: a player against one kind of opponents, and the games of a match."""
 
+import os
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from prefect import task
 
@@ -11,6 +14,8 @@ from entente.game.snapshot import Snapshot
 from entente.inference.host import EngineHost
 from entente.players.policy import Decider
 from entente.telemetry.progress import GameProgress, reporter
+
+_TOUCHED_EVERY_S = 60.0
 
 
 @task(
@@ -29,20 +34,17 @@ async def evaluate_player(
     host: EngineHost,
     decider: Decider | None = None,
     temperature: float = 1.0,
+    touched: Path | None = None,
 ) -> Score:
-    """Score `player`; see `measure_strength`. `label` names the task run."""
-    who = f"{label} against {opponents}"
-    return await host.run(
-        measure_strength(
-            player,
-            opponents,
-            positions,
-            settings,
-            decider,
-            lambda done, total: reporter().stage(f"evaluating {who}", done, total),
-            temperature,
-        )
-    )
+    """Score `player`; see `measure_strength`. `label` names the task run. Finished forks update the time of `touched`, at most
+    once a minute: a score writes its file at its end, and recovery would take a long one for a hang."""
+
+    def on_fork(done: int, total: int) -> None:
+        if touched is not None and time.time() - touched.stat().st_mtime > _TOUCHED_EVERY_S:
+            os.utime(touched)
+        reporter().stage(f"evaluating {label} against {opponents}", done, total)
+
+    return await host.run(measure_strength(player, opponents, positions, settings, decider, on_fork, temperature))
 
 
 @task(name="play-match", task_run_name="play-match-{label}", persist_result=False, retries=0, tags=["evaluate"])

@@ -1,6 +1,8 @@
 """What a run's scores are measured on."""
 
 import asyncio
+import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +16,11 @@ from entente.settings.layers import layered_settings
 from entente.telemetry.metrics import check
 from entente.telemetry.timing import Spans
 from flows import score_policy as scores
+from flows.work_record import last_change
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
 from storage.runs import RunPaths
+from tasks.evaluation import evaluate_player
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ from storage.runs import RunPaths
 def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positions, monkeypatch: pytest.MonkeyPatch, who: Any):
     measured = []
 
-    async def measure(label: str, player: str, opponents: str, played_on: Any, *others: Any) -> Score:
+    async def measure(label: str, player: str, opponents: str, played_on: Any, *others: Any, **more: Any) -> Score:
         measured.append(tuple(played_on))
         return Score(mean=0.0, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
 
@@ -41,7 +45,7 @@ def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positio
 def test_a_version_between_is_scored_once_by_a_program_and_its_point_is_logged_again_after_a_kill(tmp_path: Path, monkeypatch):
     measured = []
 
-    async def measure(label: str, *_: Any) -> Score:
+    async def measure(label: str, *_: Any, **more: Any) -> Score:
         measured.append(label)
         return Score(mean=0.5, low=0.4, high=0.6, forks=4, positions=2, source_games=2, orders_rejected=0)
 
@@ -65,6 +69,35 @@ def test_a_version_between_is_scored_once_by_a_program_and_its_point_is_logged_a
     for _ in range(2):
         asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
     assert measured == ["track/v000010"] * 2  # once more, because the games may go differently
+
+
+def test_a_score_gives_signs_of_life_long_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    paths, quiet_s = RunPaths(tmp_path).create(), []
+    paths.settings.touch()
+    for each in (paths.root, *paths.root.iterdir()):
+        os.utime(each, (time.time() - 7200,) * 2)
+
+    async def measure(*given: Any) -> Score:
+        for done in (1, 2):
+            given[5](done, 100)
+            quiet_s.append(time.time() - last_change(paths))
+            os.utime(paths.scores, (time.time() - 30,) * 2)
+        return Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
+
+    monkeypatch.setattr(scores, "evaluate_player", evaluate_player.fn)
+    monkeypatch.setattr("tasks.evaluation.measure_strength", measure)
+    host = SimpleNamespace(run=lambda work: work)
+    resources: Any = SimpleNamespace(
+        cache=SimpleNamespace(held_out=()),
+        paths=paths,
+        host=host,
+        engine=None,
+        tokens=None,
+        spans=Spans(),
+        engine_alone=nullcontext,
+    )
+    asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
+    assert quiet_s[0] < 20 < quiet_s[1] < 60, "once a minute is enough"
 
 
 @pytest.mark.parametrize(("step_done", "scored", "missed"), [(10, [], True), (10, [10], False), (11, [], False), (20, [], False)])
