@@ -53,8 +53,9 @@ SILENT = "no sign of life came from it"
 TAG = "train"
 """Tag of the flow runs to recover."""
 PROJECT_TAG = "entente"
-_PENDING_S = 300.0
-"""Seconds until a flow run that a worker accepted but did not start counts as lost."""
+PENDING_S = 1200.0
+"""Seconds until a flow run that a worker accepted but did not start counts as lost; deploy/job-template.json lets a pod wait for
+900."""
 _ENDS_WITHIN_S = 60.0
 _LOOKS_BACK = timedelta(days=1)
 
@@ -103,7 +104,7 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
         work = read_work(runs_root, str(run.id))
         assert run.state is not None
         since = (now("UTC") - run.state.timestamp).total_seconds()
-        never_started = not run.state.is_running() and work is None and since > _PENDING_S
+        never_started = not run.state.is_running() and work is None and since > PENDING_S
         hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), since)
         if hangs and work is not None:
             os.kill(work.pid, signal.SIGKILL)

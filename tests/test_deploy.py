@@ -23,6 +23,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows import given_parameters
 from flows.given_parameters import ADDRESSES_VARIABLE, check_parameters
+from flows.recover_training import PENDING_S
 from tests.test_docs import DEPLOYMENTS as OF_ONE_MACHINE
 from tests.test_docs import OPERATIONS, PACKAGES, blocks, resolved
 
@@ -171,6 +172,10 @@ def test_the_deployments_bear_the_names_of_one_machine_and_take_their_parameters
         assert flow.validate_parameters(each["parameters"] | whoever_starts_it_gives)
         assert each["work_pool"]["name"] == "kubernetes" and each["description"] and each["tags"]
         assert each["pull"] == [{"prefect.deployments.steps.set_working_directory": {"directory": "/entente"}}]
+
+
+def test_a_run_whose_pod_may_still_start_is_not_taken_for_lost():
+    assert TEMPLATE["job_configuration"]["pod_watch_timeout_seconds"] < PENDING_S
 
 
 def commands() -> list[list[str]]:
