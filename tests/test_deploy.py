@@ -135,6 +135,12 @@ def test_what_a_pod_needs_is_made_by_the_manifests_or_by_a_command_of_the_page()
     assert named == {"NAME": "entente", "KEY": "PREFECT_API_AUTH_STRING"}
 
 
+def test_prefect_s_server_keeps_its_home_on_its_volume():
+    (container,) = PODS["Deployment/prefect-server"]["containers"]
+    (home,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "home")
+    assert {"name": "PREFECT_HOME", "value": home} in container["env"]
+
+
 def test_a_run_names_each_inference_worker_by_an_address_of_its_own_and_may(monkeypatch: pytest.MonkeyPatch):
     workers, service = NAMED["StatefulSet/inference"]["spec"], NAMED["Service/inference"]["spec"]
     assert service["clusterIP"] == "None" and workers["serviceName"] == "inference"
