@@ -16,16 +16,19 @@ from pydantic import ValidationError
 
 from entente.settings.cache_version import newest_file, newest_refresh
 from entente.settings.layers import settings_of
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import MANIFEST, find_cache, open_cache, version_name
 from state_cache.verify import list_caches
-from storage.files import file_marks, folders_in, remove_folder
+from storage.files import file_marks, folders_in, is_held, remove_folder
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step, ledger_path, recorded_steps
+from storage.retention import STALE_VERSIONS
 from storage.runs import CACHE_FOLDER, RunPaths, check_name, run_names
+from storage.shards import LOCAL_PRODUCER, first_unpublished
 from tasks.artifacts import show_sentences
 from tasks.preparation import freeze_positions, refresh_positions
 
@@ -96,14 +99,27 @@ def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings
     Raises InputError if there is no such run, it has not trained a step, or the share is out of range."""
     paths = RunPaths(runs_root / check_name(run, "run"))
     stored = settings_of(paths)
-    # A step with a ledger has published all its rollouts; later steps publish in any order.
-    groups = last_step(paths) * stored.rollouts.start_groups
+    groups = _published_groups(paths, stored)
     if not groups:
-        raise InputError(f"run '{run}' has not trained a step yet: refresh the cache once it has")
+        raise InputError(f"run '{run}' has not trained a step with all its rollouts yet: refresh the cache once it has")
     if not 0 < share < 1:
         raise InputError(f"share {share:g} is out of range: give a number between 0 and 1, such as 0.25")
     source = {"from_run": run, "from_groups": groups, "on_policy_share": share}
     return CacheSettings.model_validate(stored.cache.scripted.model_dump() | source)
+
+
+def _published_groups(paths: RunPaths, stored: RunSettings) -> int:
+    """Start groups of the recorded steps, up to the first that the run may still publish: equal settings would otherwise name
+    different positions later."""
+    last, start_groups = last_step(paths), stored.rollouts.start_groups
+    if stored.pipeline.buffer_depth <= 1 or not is_held(paths.lock):
+        return last * start_groups
+    # A step may be recorded before all its groups are played. A run does not play those of steps that were recorded before it
+    # was resumed, which writes its settings, and it may have removed older shards.
+    resumed = paths.settings.stat().st_mtime
+    earlier = [step for step in recorded_steps(paths) if ledger_path(paths, step).stat().st_mtime < resumed]
+    first = max([0, last - STALE_VERSIONS, *earlier]) * start_groups
+    return first_unpublished(paths, LOCAL_PRODUCER, first, last * start_groups)
 
 
 def newest_run(runs_root: Path) -> str:

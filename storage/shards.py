@@ -176,6 +176,18 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
     return Coverage(published=tuple(published), missing=tuple(missing), set_aside=tuple(damaged))
 
 
+def first_unpublished(paths: RunPaths, producer: str, first: int, before: int) -> int:
+    """The first start group from `first` to `before - 1` without a shard; `before` if all have one. Raises DataError for a shard
+    whose metadata are damaged."""
+    numbers = sorted(int(Path(name).stem) for name in shard_names(paths) if name.startswith(f"{producer}/"))
+    begin = max((number for number in numbers if number <= first), default=first)
+    for number in (number for number in numbers if begin <= number < before):
+        if number > first:
+            break
+        first = max(first, describe_shard(shard_path(paths, producer, number)).next_start_group)
+    return min(first, before)
+
+
 def open_shard(path: Path) -> pa.Table:
     return map_arrow(path, DECISION_SCHEMA).table
 

@@ -22,8 +22,10 @@ from flows.build_state_cache import (
 )
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import write_cache
+from storage.files import file_lock
 from storage.json_files import write_json
 from storage.runs import CACHE_FOLDER
+from storage.shards import LOCAL_PRODUCER, publish_shard
 
 
 def begin_run(root: Path, name: str, steps: int, cache: CacheSettings | None = None) -> None:
@@ -46,6 +48,34 @@ def test_a_refresh_rests_on_the_run_s_own_cache_and_on_steps_that_are_recorded(t
     assert settings.scripted == laptop.cache
     begin_run(tmp_path, "next", 1, settings)
     assert refreshed_settings(tmp_path, "next", 0.25).scripted == laptop.cache, "the share of one run does not pile on another's"
+
+
+def test_a_refresh_of_a_run_in_progress_names_no_start_group_that_is_still_played(tmp_path: Path):
+    begin_run(tmp_path, "mine", 3)
+    stored = layered_settings("laptop", overrides={"run": "mine", "runs_root": tmp_path, "pipeline": {"buffer_depth": 2}})
+    paths, step = stored.paths, stored.rollouts.start_groups
+    paths.settings.write_text(stored.model_dump_json())
+    os.utime(paths.settings, (1000, 1000))
+
+    def named() -> int:
+        return refreshed_settings(tmp_path, "mine", 0.3).from_groups
+
+    def publish(first: int, count: int) -> None:
+        publish_shard(paths, LOCAL_PRODUCER, first, [], [], {}, next_start_group=first + count)
+
+    publish(step, step)
+    assert named() == 3 * step, "what the run has not published by its end comes no more"
+    with file_lock(paths.lock):
+        with pytest.raises(InputError, match="not trained a step with all its rollouts"):
+            named()
+        publish(0, step)
+        publish(2 * step + 1, step)
+        assert named() == 2 * step
+        os.utime(paths.ledger / "step-000003.arrow", (900, 900))
+        assert named() == 3 * step, "it was recorded before the run was resumed"
+        os.utime(paths.ledger / "step-000003.arrow", (1100, 1100))
+        publish(2 * step, 1)
+        assert named() == 3 * step
 
 
 @pytest.mark.parametrize(
