@@ -45,6 +45,10 @@ class Started:
     what: str
     pid: int
     started: str
+    address: str = ""
+    """PREFECT_API_URL of the process; empty in records without it."""
+    pool: str = ""
+    """Work pool of a worker."""
 
     def process(self) -> psutil.Process | None:
         return find_process(self.pid, self.started)
@@ -78,7 +82,9 @@ def up(
     pools = sorted({each["work_pool"]["name"] for each in described})
     if pool not in pools:
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
-    address = _server(port)
+    address = os.environ.get(_API, "").rstrip("/").removesuffix("/api") or f"http://127.0.0.1:{port}"
+    _check_started(f"{address}/api", pool)
+    _server(address, port)
     os.environ[_API] = f"{address}/api"
     moved = any(each.what == "server" and each.process() for each in _started())
     with server_client() as client:
@@ -137,12 +143,27 @@ def _say(what: str, words: str) -> None:
 # -- the parts -------------------------------------------------------------------------------------------------------------
 
 
-def _server(port: int) -> str:
+def _check_started(api: str, pool: str) -> None:
+    """Raise InputError if a process of an earlier `entente up` serves another address or pool: a second one would replace its
+    record, and no command would stop the first."""
+    for each in _started():
+        address, its_pool = each.address or api, each.pool or pool
+        if (_plain(address), its_pool) != (_plain(api), pool) and each.process():
+            also = f" and work pool '{its_pool}'" if its_pool != pool else ""
+            raise InputError(
+                f"the {each.what} that `entente up` started here is for {address}{also}: run `entente down` first, or choose those"
+            )
+
+
+def _plain(address: str) -> str:
+    return address.replace("//localhost:", "//127.0.0.1:")
+
+
+def _server(address: str, port: int) -> None:
     from entente.prefect_server.database import check_database
     from entente.prefect_server.own_server import check_home, wait_until_up, who_answers
 
-    from_environment = os.environ.get(_API, "").rstrip("/").removesuffix("/api")
-    address = from_environment or f"http://127.0.0.1:{port}"
+    from_environment = bool(os.environ.get(_API))
     reason = _why_not_prefect(f"{address}/api")
     if not reason:
         send_key(address)
@@ -157,9 +178,9 @@ def _server(port: int) -> str:
                 "                without a key, so anyone who reaches it can run programs as you: start it with `entente up`, or"
             )
             print("                or set PREFECT_SERVER_API_AUTH_STRING where it is started")
-        return address
+        return
     if from_environment:
-        raise InputError(f"no Prefect server answers at PREFECT_API_URL {from_environment} ({reason}): start it, or unset that")
+        raise InputError(f"no Prefect server answers at PREFECT_API_URL {address} ({reason}): start it, or unset that")
     if _is_taken(port):
         raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     check_home()
@@ -173,7 +194,6 @@ def _server(port: int) -> str:
         process = _start("server", words, log, more, listener.fileno())
     wait_until_up(process, f"{address}/api", log)
     _say("server", f"started (process {process.pid}, {log})")
-    return address
 
 
 def _deployments_in_file() -> list[dict[str, Any]]:
@@ -202,7 +222,7 @@ def _worker(client: "SyncPrefectClient", pool: str) -> None:
         return
     log = _in_prefect_home("worker.log")
     words = ["-m", "prefect", "worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"]
-    process = _start("worker", words, log, {})
+    process = _start("worker", words, log, {}, pool=pool)
     until = time.monotonic() + WORKER_WITHIN_S
     while not any(each.status == "ONLINE" for each in client.read_workers_for_work_pool(pool)):
         if process.poll() is not None or time.monotonic() > until:
@@ -221,9 +241,12 @@ def _prefect(*words: str) -> None:
         raise InputError(f"`prefect {' '.join(words)}` failed: {output[-1].strip() if output else 'without output'}")
 
 
-def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descriptors: int) -> "subprocess.Popen[bytes]":
+def _start(
+    what: str, words: list[str], log: Path, more: dict[str, str], *descriptors: int, pool: str = ""
+) -> "subprocess.Popen[bytes]":
     """Start `python WORDS` as a process that outlives this command, and record it; it inherits `descriptors`."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    environment = _environment() | more
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, *words],
@@ -232,10 +255,10 @@ def _start(what: str, words: list[str], log: Path, more: dict[str, str], *descri
             stdout=out,
             stderr=out,
             start_new_session=True,
-            env=_environment() | more,
+            env=environment,
         )
     begun = [each for each in _started() if each.what != what and each.process()]
-    begun.append(Started(what, process.pid, process_start(process.pid)))
+    begun.append(Started(what, process.pid, process_start(process.pid), environment[_API], pool))
     begun.sort(key=lambda each: each.what)  # the server first
     durable_write(_in_prefect_home(_RECORD), json.dumps([asdict(each) for each in begun]).encode())
     return process

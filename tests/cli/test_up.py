@@ -236,6 +236,17 @@ def test_runs_in_the_worker_are_cancelled_before_it_ends_so_that_no_recovery_sta
     assert worker.asked[2:] == [(MINE, "CANCELLED", False)], "what was done by then stays done"
 
 
+def test_another_address_or_pool_is_refused_while_what_was_started_runs(folder: Path, worker: type[Api]):
+    (record,) = json.loads((folder / ".prefect" / "up.json").read_text())
+    said = f"the worker that `entente up` started here is for {record['address']}"
+    refused = Entente(folder)("up", "--port", str(free_port()))
+    assert refused.returncode == 2 and said in refused.stderr and "run `entente down` first" in refused.stderr
+    with pytest.raises(InputError, match="and work pool 'local': run `entente down` first"):
+        (folder / ".prefect" / "up.json").write_text(json.dumps([record | {"pool": "local"}]))
+        up._check_started(record["address"], "gpu")
+    up._check_started(record["address"].replace("127.0.0.1", "localhost"), "local")
+
+
 def test_a_server_that_cannot_cancel_them_is_said_and_the_worker_ends(folder: Path, worker: type[Api]):
     worker.broken = True
     done = Entente(folder)("down")
