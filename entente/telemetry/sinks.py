@@ -119,8 +119,7 @@ class WandbRun:
         `folder` holds W&B's `wandb/`, and the run's id and newest step for a resumed run."""
         self._folder, self._name = folder, name
         self._step_file = folder / ".wandb_step"
-        newest = self._step_file.read_text() if self._step_file.is_file() else ""
-        self._logged_before = int(newest) if newest.isdigit() else -1
+        self._logged_before = -1
         self._wandb: Any = None
         self._run: Any = None
         try:
@@ -132,6 +131,9 @@ class WandbRun:
         import wandb
 
         self._wandb = wandb
+        known = _id_of(self._folder, self._name)
+        newest = self._step_file.read_text() if self._step_file.is_file() else ""
+        self._logged_before = int(newest) if newest.isdigit() else -1
         logging.getLogger("wandb").setLevel(logging.ERROR)
         # Staged files go to the run's folder, not to the user's home.
         os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
@@ -144,7 +146,7 @@ class WandbRun:
             name=self._name,
             dir=str(self._folder),
             mode=mode,
-            id=_id_of(self._folder),
+            id=known,
             resume="allow",
             group=os.environ.get("WANDB_RUN_GROUP", self._name),
             config=dict(configuration),
@@ -196,11 +198,16 @@ class WandbRun:
         reporter().say(f"{wrong}: the run goes on and will {what}{also}; metrics.jsonl has every figure. To mend it, {cure}.")
 
 
-def _id_of(folder: Path) -> str:
+def _id_of(folder: Path, name: str) -> str:
+    """The id of the run `name` in W&B. A copied folder has the id of its original, whose name is beside it: the copy gets a new
+    id, under which it has logged no step."""
     file = folder / ".wandb_id"
-    if not file.is_file():
-        file.write_text(secrets.token_hex(4))
-    return file.read_text().strip()
+    known, _, owner = file.read_text().strip().partition(" ") if file.is_file() else ("", "", "")
+    if not known or owner not in ("", name):
+        known = secrets.token_hex(4)
+        (folder / ".wandb_step").unlink(missing_ok=True)
+    file.write_text(f"{known} {name}")
+    return known
 
 
 def _lower_mode(mode: WandbMode) -> WandbMode:

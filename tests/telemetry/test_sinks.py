@@ -1,6 +1,7 @@
 """A step leaves one line in the run's own file, and one entry in W&B, which needs neither account nor network."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -113,7 +114,20 @@ def test_a_resumed_run_goes_on_under_its_id_and_logs_no_step_twice(tmp_path: Pat
             log.log(9, {"score/base": 0.0})
         log.finish()
     assert [list(run.logged) for run in opened] == [[1], [2]]
-    assert {run.id for run in opened} == {(tmp_path / ".wandb_id").read_text()}
+    assert {f"{run.id} a run" for run in opened} == {(tmp_path / ".wandb_id").read_text()}
+
+
+def test_a_copy_of_a_run_has_an_entry_of_its_own_with_every_step_that_it_trains(tmp_path: Path, opened: list[OpenRun]):
+    for name in ("mine", "copy", "mine", "copy"):
+        if not (folder := tmp_path / name).exists():
+            shutil.copytree(tmp_path / "mine", folder) if opened else folder.mkdir()
+        with MetricLog(folder / "metrics.jsonl", name, TelemetrySettings(), {}) as log:
+            log.log(len(opened), {"train/loss": 0.5})
+            log.log(1, {"train/loss": 0.5})
+        log.finish()
+    mine, copy, mine_again, copy_again = opened
+    assert mine.id == mine_again.id != copy.id == copy_again.id
+    assert [[*run.logged] for run in opened] == [[1], [2, 1], [3], [4]]
 
 
 @pytest.mark.system
