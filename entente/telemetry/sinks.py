@@ -23,6 +23,8 @@ WandbMode = Literal["offline", "online", "disabled"]
 REACH_S = 30
 _LONGEST = 300
 """Characters of a W&B error in a message: some repeat the value of a variable."""
+_data_dirs: set[str] = set()
+"""Values of WANDB_DATA_DIR that earlier runs of this process set."""
 
 
 class TelemetrySettings(Settings):
@@ -136,7 +138,9 @@ class WandbRun:
         self._logged_before = int(newest) if newest.isdigit() else -1
         logging.getLogger("wandb").setLevel(logging.ERROR)
         # Staged files go to the run's folder, not to the user's home.
-        os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
+        if os.environ.get("WANDB_DATA_DIR") in (None, *_data_dirs):
+            os.environ["WANDB_DATA_DIR"] = str(self._folder / "wandb")
+            _data_dirs.add(os.environ["WANDB_DATA_DIR"])
         wandb.setup(wandb.Settings(silent=True))
         if mode == "online" and (refused := self._why_not_online()):
             self._say(f"W&B has no login ({refused})", "write offline", "log in by `wandb login`")

@@ -1,6 +1,7 @@
 """A step leaves one line in the run's own file, and one entry in W&B, which needs neither account nor network."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,19 @@ def test_a_resumed_run_goes_on_under_its_id_and_logs_no_step_twice(tmp_path: Pat
         log.finish()
     assert [list(run.logged) for run in opened] == [[1], [2]]
     assert {f"{run.id} a run" for run in opened} == {(tmp_path / ".wandb_id").read_text()}
+
+
+def test_each_run_of_a_process_stages_its_files_in_its_own_folder_unless_the_user_names_another(
+    tmp_path: Path, opened: list[OpenRun], monkeypatch: pytest.MonkeyPatch
+):
+    def data_dir(run: str) -> str:
+        (tmp_path / run).mkdir()
+        MetricLog(tmp_path / run / "metrics.jsonl", run, TelemetrySettings(), {}).close()
+        return os.environ["WANDB_DATA_DIR"]
+
+    assert data_dir("first") == str(tmp_path / "data"), "the user's"
+    monkeypatch.delenv("WANDB_DATA_DIR")
+    assert [data_dir(run) for run in ("second", "third")] == [str(tmp_path / run / "wandb") for run in ("second", "third")]
 
 
 def test_a_copy_of_a_run_has_an_entry_of_its_own_with_every_step_that_it_trains(tmp_path: Path, opened: list[OpenRun]):
