@@ -6,7 +6,8 @@ the others copy its scores.
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from prefect import tags
 
@@ -29,18 +30,30 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
         InputError: a run cannot be trained, exists without `resume`, or has other settings.
         TrainingError: the training of a run failed; all others are done.
     """
-    os.environ["WANDB_RUN_GROUP"] = name  # W&B shows the runs of one group together
     for run in runs:
         check_name_of_sweep(run, name, resume=resume)
         check_inputs(run, resume=resume and run.paths.settings.exists())
     failed: dict[str, str] = {}
-    with tags(f"sweep:{name}"):
+    with tags(f"sweep:{name}"), _wandb_group(name):
         for run in runs:
             if score_of(run) is None and (why := await _train(run, runs)):
                 failed[run.run] = why
     if failed:
         reasons = "; ".join(f"run {name} failed: {why}" for name, why in failed.items())
         raise TrainingError(f"{len(failed)} of {len(runs)} runs failed; --resume retries them ({reasons})")
+
+
+@contextmanager
+def _wandb_group(name: str) -> Iterator[None]:
+    """Within the block W&B shows the runs together as group `name`, unless the user has set a group."""
+    if os.environ.get("WANDB_RUN_GROUP"):
+        yield
+        return
+    os.environ["WANDB_RUN_GROUP"] = name
+    try:
+        yield
+    finally:
+        del os.environ["WANDB_RUN_GROUP"]
 
 
 def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,23 @@ def test_a_run_that_exists_is_refused_with_what_a_sweep_can_do(tmp_path: Path):
         with pytest.raises(InputError, match=f"run 'rates-1' .*{said} another name than 'rates'") as refused:
             asyncio.run(train_sweep("rates", [run], resume=resume))
         assert "--run" not in str(refused.value) and "--init-from" not in str(refused.value)
+
+
+def test_wandb_groups_the_runs_of_each_sweep_unless_the_user_groups_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    groups = []
+
+    async def train(run: RunSettings, *, resume: bool) -> None:
+        groups.append(os.environ["WANDB_RUN_GROUP"])
+
+    monkeypatch.setattr("flows.train_sweep.train_policy", train)
+    monkeypatch.setattr("flows.train_sweep.check_inputs", lambda *_, **__: None)
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    (run,) = points_of(tmp_path, "seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3]")[0].runs
+    for name in ("rates", "depths"):
+        asyncio.run(train_sweep(name, [run], resume=False))
+    monkeypatch.setenv("WANDB_RUN_GROUP", "paper")
+    asyncio.run(train_sweep("rates", [run], resume=False))
+    assert groups == ["rates", "depths", "paper"]
 
 
 @pytest.mark.parametrize("seeds", [5, 6])
