@@ -208,6 +208,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
             base_model=provenance["base_model"],
             plays=settings.plays,
             max_policy_lag=settings.storage.max_policy_lag,
+            opponents=settings.rollouts.scripted_opponents,
         )
         await asyncio.to_thread(control.serve, resume_point.published)
         resources = OpenRun(

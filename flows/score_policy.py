@@ -89,7 +89,7 @@ async def score_version(resources: OpenRun, settings: RunSettings, version: int)
 
 async def _score(resources: OpenRun, settings: RunSettings, label: str, player: str, opponents: str, version: int) -> Score:
     known = _known(resources, label)
-    code = code_of_play()
+    code = code_of_play((player, opponents))
     asked = (player, opponents, version, settings.evaluation.question)
     if known is not None and (known.player, known.opponents, known.policy_version, known.settings.question) == asked:
         if known.code == code:

@@ -1,20 +1,22 @@
 """The control file of a run, `control.json`, read by the processes that play its rollouts, such as those of a Dask cluster.
 
 The training process replaces it whenever it serves a version, so readers always find a complete file. It holds `name=value`
-marks of all that rows depend on: row schema version, game engine version, and source hashes of packages that shape rows.
-Machines with equal marks write the same rows.
+marks of all that rows depend on: row schema version, game engine version, and source hashes of packages that shape rows,
+also of users' bots. Machines with equal marks write the same rows.
 """
 
 import hashlib
 import threading
+from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from entente.game.scripted import SEARCHES, is_player
 from entente.records.policy_version import PolicyVersion
-from entente.telemetry.errors import DataError
+from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import package_version
 from storage.arrow_files import SCHEMA_VERSION
 from storage.files import durable_write
@@ -59,8 +61,12 @@ def read_control(paths: RunPaths) -> Control:
 class ControlDesk:
     """Writes the control file of a run, from any thread of the training process alone."""
 
-    def __init__(self, paths: RunPaths, *, base_model: str, plays: str, max_policy_lag: int) -> None:
+    def __init__(
+        self, paths: RunPaths, *, base_model: str, plays: str, max_policy_lag: int, opponents: Iterable[str] = ()
+    ) -> None:
+        """`opponents`: names of the run's scripted opponents."""
         self._paths, self._base_model, self._plays, self._lag = paths, base_model, plays, max_policy_lag
+        self._program = program_marks(opponents)
         self._lock = threading.Lock()
 
     def serve(self, policy: PolicyVersion) -> None:
@@ -70,21 +76,21 @@ class ControlDesk:
             oldest=max(0, policy.version - self._lag),
             base_model=self._base_model,
             plays=self._plays,
-            program=program_marks(),
+            program=self._program,
         )
         with self._lock:
             durable_write(self._paths.control, control.model_dump_json(indent=1).encode())
 
 
-@cache
-def program_marks() -> tuple[str, ...]:
-    sources = (f"package {name}={source_hash(name)}" for name in _PACKAGES)
-    return f"schema of rows={SCHEMA_VERSION}", f"package diplomacy={package_version('diplomacy')}", *sources
+def program_marks(opponents: Iterable[str] = ()) -> tuple[str, ...]:
+    sources = {name: source_hash(name) for name in _PACKAGES} | bot_sources(opponents)
+    packages = (f"package {name}={source}" for name, source in sources.items())
+    return f"schema of rows={SCHEMA_VERSION}", f"package diplomacy={package_version('diplomacy')}", *packages
 
 
-def program_differences(there: tuple[str, ...]) -> str:
+def program_differences(there: tuple[str, ...], opponents: Iterable[str] = ()) -> str:
     """Differences between this program and one with the marks `there`, in words; empty if there are none."""
-    theirs, ours = _by_name(there), _by_name(program_marks())
+    theirs, ours = _by_name(there), _by_name(program_marks(opponents))
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     return ", ".join(f"{name} is {ours.get(name, 'unknown')} here and {theirs.get(name, 'unknown')} there" for name in names)
 
@@ -94,18 +100,32 @@ def _by_name(marks: tuple[str, ...]) -> dict[str, str]:
     return {name: value for name, _, value in parts}
 
 
-@cache
-def code_of_play() -> dict[str, str]:
-    """What decides a game beside settings and models: sources of `entente.game` and `entente.players`, and the adjudicator."""
+def code_of_play(players: Iterable[str] = ()) -> dict[str, str]:
+    """What decides a game beside settings and models: sources of `entente.game`, `entente.players` and the users' bots among
+    `players`, and the adjudicator. Names of versions such as 'other:v20' must not be in `players`."""
     sources = {name: source_hash(name) for name in ("entente.game", "entente.players")}
-    return sources | {"diplomacy": package_version("diplomacy")}
+    return sources | bot_sources(players) | {"diplomacy": package_version("diplomacy")}
 
 
+def bot_sources(players: Iterable[str]) -> dict[str, str]:
+    """Top-level package of each user's bot among `players` -> hash of its source. Raises InputError if it is not installed."""
+    bots = [name for name in players if ":" in name and is_player(name.removesuffix(SEARCHES))]
+    return {package: source_hash(package) for package in sorted({bot.partition(":")[0].partition(".")[0] for bot in bots})}
+
+
+@cache  # of the code that this process has loaded, also if a user edits it meanwhile
 def source_hash(package: str) -> str:
-    """Hash of all Python files of a package, 8 hex digits."""
-    spec = find_spec(package)
-    assert spec is not None and spec.submodule_search_locations, f"{package} is a package of this program"
-    folder, content = Path(next(iter(spec.submodule_search_locations))), hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    """Hash of all Python files of a package, or of a module's one file; 8 hex digits."""
+    try:
+        spec = find_spec(package)
+    except ValueError:  # __main__
+        spec = None
+    if spec is None:
+        raise InputError(f"there is no package '{package}' here: install it, or put its folder on PYTHONPATH")
+    content = hashlib.sha256()
+    if spec.submodule_search_locations is None and spec.origin and spec.has_location:
+        content.update(Path(spec.origin).read_bytes())
+    for folder in map(Path, spec.submodule_search_locations or ()):
+        for file in sorted(folder.rglob("*.py")):
+            content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return content.hexdigest()[:8]

@@ -89,6 +89,7 @@ class RolloutWorker:
             paths = self.resources.paths
             control = await asyncio.to_thread(read_control, paths)
             if control != self._followed:
+                _check_program(self.settings, control)
                 if control.plays != self.settings.plays:
                     raise InputError(f"run '{self.settings.run}' has other settings now")
                 if control.policy != self._served:
@@ -105,13 +106,18 @@ class RolloutWorker:
 
 def _check_wanted(paths: RunPaths, settings: RunSettings, control: Control) -> None:
     """Raise InputError if the run's control file belongs to other settings, or another release trains it."""
-    if differences := program_differences(control.program):
-        raise InputError(
-            f"run '{settings.run}' is trained by another version of the program: {differences}; "
-            "install the same version on both machines"
-        )
+    _check_program(settings, control)
     if control.plays != settings.plays:
         raise InputError(f"{paths.control} belongs to other settings than {paths.settings}: resume the run's training first")
+
+
+def _check_program(settings: RunSettings, control: Control) -> None:
+    """Raise InputError if the training process has other code than this one: of Entente, or of a user's bot."""
+    if differences := program_differences(control.program, settings.rollouts.scripted_opponents):
+        raise InputError(
+            f"run '{settings.run}' is trained by another version of the program: {differences}; "
+            "install the same version on both machines, and start the workers again"
+        )
 
 
 def _model(paths: RunPaths, settings: RunSettings, control: Control) -> Path:

@@ -14,12 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from entente.evaluation.contestants import resolve_contestant
+from entente.evaluation.contestants import Contestant, resolve_contestant
+from entente.evaluation.match_files import match_label
+from entente.evaluation.settings import MatchSettings
 from entente.game.board import Board
 from entente.game.scripted import player
+from entente.players.search_settings import SearchSettings
+from entente.rollouts.label_games import LabelSettings, made_by
 from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
+from entente.training.imitation.settings import ImitationSettings
+from entente.training.imitation.teacher_games import _scripted_folder
 from storage.arrow_files import COMPONENTS
+from storage.control import bot_sources, program_differences, program_marks, source_hash
 from storage.rewards import returns_of, reward_of
 from storage.runs import RunPaths
 from tests.command import ROOT
@@ -35,7 +42,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[s
     """Make modules that can be imported in this test: `package({"mine.py": "..."})`."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("my_entente", "broken", "odd")]:
         monkeypatch.delitem(sys.modules, name)
-    for remembers in (player, reward_of):
+    for remembers in (player, reward_of, source_hash):
         remembers.cache_clear()
 
     def write(files: dict[str, str]) -> Path:
@@ -85,6 +92,43 @@ def test_the_bot_of_the_page_plays(documented: Path):
     for power, legal in board.legal_orders().items():
         assert player(BOT)(legal, random.Random(0), board) == [f"{unit} H" for unit in board.units()[power]]
     assert resolve_contestant(BOT, "no run", documented).name == BOT
+
+
+SEARCHING = MatchSettings(players=("hold+search",), search=SearchSettings(player=(BOT,)))
+PLAYED: dict[str, Callable[[], object]] = {
+    "match": lambda: match_label(MatchSettings(), [Contestant(name=BOT)]),
+    "search of a match": lambda: match_label(SEARCHING, [Contestant(name="hold+search", searches=True)]),
+    "teacher games": lambda: _scripted_folder(Path(), ImitationSettings(teachers=(f"{BOT}+search",)), None),
+    "opponents of labels": lambda: made_by(LabelSettings(opponents=f"v0,{BOT}*2"), {}),
+    "search of labels": lambda: made_by(LabelSettings(search=SearchSettings(scripted=(BOT,))), {}),
+    "rollouts": lambda: program_marks([BOT]),
+}
+
+
+@pytest.mark.parametrize("identity", PLAYED.values(), ids=PLAYED)
+def test_what_was_played_by_a_bot_is_not_that_of_the_edited_bot(documented: Path, identity: Callable[[], object]):
+    before = identity()
+    with (documented / "my_entente" / "bots.py").open("a") as file:
+        file.write("# edited")
+    assert identity() == before, "the process plays the bot that it has loaded"
+    source_hash.cache_clear()
+    assert identity() != before
+
+
+def test_a_worker_with_another_bot_than_the_training_process_is_refused(documented: Path):
+    marks = program_marks([BOT])
+    assert program_differences(marks, [BOT]) == ""
+    assert program_differences((*marks[:-1], "package my_entente=0"), [BOT]).startswith("package my_entente is ")
+
+
+def test_only_a_user_s_bot_has_a_source_of_its_own(package: Callable[[dict[str, str]], Path]):
+    package({"odd.py": "bot = None"})
+    others = ["mover", "dumbbot+search", "v20", "policy", "league", "openai:some-model@http://127.0.0.1:8000/v1", "models/mine"]
+    assert bot_sources(others) == {} and program_marks(others) == program_marks()
+    assert bot_sources([*others, "odd:bot", "odd:bot+search"]) == {"odd": source_hash("odd")}
+    assert match_label(MatchSettings(), [Contestant(name="other:v20", run="other", version=20)]), "of a run, not of a module"
+    with pytest.raises(InputError, match="there is no package 'my_entente' here: install it"):
+        bot_sources([BOT])
 
 
 def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):

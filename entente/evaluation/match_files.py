@@ -45,15 +45,17 @@ _NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
     """The label of a match; equal for equal settings, players (with the hashes of their weights) and code."""
-    unused = set() if any(player.searches_by(settings) for player in players) else {"search"}
-    question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | unused)
+    searches = any(player.searches_by(settings) for player in players)
+    question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | (set() if searches else {"search"}))
     if any(player.is_endpoint for player in players):  # the token budget limits how much is played, and not how
         question["answer_tokens"] = settings.endpoint.answer_tokens
     who = [
         (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.weights_hash else []))
         for player in players
     ]
-    digest = hashlib.sha256(json.dumps([question, who, code_of_play()], sort_keys=True).encode()).hexdigest()[:8]
+    scripted = [player.name for player in players if not player.is_policy]
+    code = code_of_play([*scripted, *settings.search.scripted, *settings.search.player] if searches else scripted)
+    digest = hashlib.sha256(json.dumps([question, who, code], sort_keys=True).encode()).hexdigest()[:8]
     # A leading dot, of an absolute path, would hide the file.
     names = "-".join(re.sub(r"[^A-Za-z0-9]+", ".", player.name).lstrip(".") for player in players)
     return f"{names[:80]}-{settings.start}-{settings.years}y-{digest}"

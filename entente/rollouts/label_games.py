@@ -66,10 +66,11 @@ def check_label_settings(settings: LabelSettings) -> None:
 
 def made_by(settings: LabelSettings, policy: Mapping[str, str]) -> dict[str, Any]:
     """What shapes the labels; `policy` identifies weights and prompts."""
+    opponents = [name for name, _ in read_table(settings.opponents)]
     return {
         **settings.model_dump(mode="json", exclude={"first_game", "games"}),
         "policy": dict(policy),
-        "code": code_of_play(),
+        "code": code_of_play((*opponents, *settings.search.scripted, *settings.search.player)),
     }
 
 

@@ -188,7 +188,7 @@ def test_a_run_that_was_made_again_from_another_base_or_with_other_prompts_plays
 
 def test_a_program_that_plays_differently_does_not_continue_a_match(monkeypatch):
     before = match_label(MIXED, [])
-    monkeypatch.setattr("entente.evaluation.match_files.code_of_play", lambda: {**code_of_play(), "entente.players": "changed"})
+    monkeypatch.setattr("entente.evaluation.match_files.code_of_play", lambda _: {**code_of_play(), "entente.players": "changed"})
     assert match_label(MIXED, []) != before
     assert code_of_play().keys() == {"entente.game", "entente.players", "diplomacy"}
 

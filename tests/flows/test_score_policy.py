@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entente.evaluation.score_files import ScoreRecord, read_track, track_label, write_score
+from entente.evaluation.score_files import ScoreRecord, read_score, read_track, track_label, write_score
 from entente.evaluation.strength import Score
 from entente.settings.layers import layered_settings
 from entente.telemetry.metrics import check
@@ -65,10 +65,12 @@ def test_a_version_between_is_scored_once_by_a_program_and_its_point_is_logged_a
         check(point)
         assert point["score/eval_version"] == 10 and point["score/eval"] == 0.5
     assert measured == ["track/v000010"] and [each.version for each in read_track(resources.paths)] == [10]
-    monkeypatch.setattr(scores, "code_of_play", lambda: {"entente.game": "another release"})
+    monkeypatch.setattr(scores, "code_of_play", lambda players: dict.fromkeys(players, "another release"))
     for _ in range(2):
         asyncio.run(scores.score_version(resources, layered_settings("laptop"), 10))
     assert measured == ["track/v000010"] * 2  # once more, because the games may go differently
+    record = read_score(resources.paths, "track/v000010")
+    assert record is not None and record.code.keys() == {"policy", record.opponents}
 
 
 def test_a_score_gives_signs_of_life_long_before_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

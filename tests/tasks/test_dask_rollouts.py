@@ -64,6 +64,17 @@ def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: An
     assert len(opened) == 2 and [side.settings.plays for side in dask_rollouts._open.values()] == [plays]
 
 
+def test_an_open_run_is_not_played_for_a_training_process_with_other_code(run: Any, opened: list[Any]):
+    paths, _ = run()
+    asyncio.run(play_here(paths.root, GroupRange(FIRST, 1, 51)))
+    control = read_control(paths)
+    resumed = control.model_copy(update={"program": (*control.program[:-1], "package state_cache=0")})
+    paths.control.write_text(resumed.model_dump_json())
+    with pytest.raises(InputError, match=r"another version of the program: package state_cache is .* start the workers again"):
+        asyncio.run(play_here(paths.root, GroupRange(FIRST + 1, 1, 51)))
+    assert len(opened) == 1
+
+
 @pytest.mark.parametrize("address", ["nonsense", "tcp://host:many"])
 def test_an_address_that_is_none_is_refused(address: str):
     with pytest.raises(InputError, match="is no address of a Dask scheduler"):

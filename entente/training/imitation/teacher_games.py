@@ -114,7 +114,7 @@ def _shard_size(settings: ImitationSettings) -> int:
 
 def _scripted_folder(root: Path, settings: ImitationSettings, search: Search | None) -> Path:
     shaping = f"{_RECIPE_VERSION} {settings.teachers} {settings.last_year} {settings.seed}{f' {search!r}' if search else ''}"
-    shaping += f" {sorted(code_of_play().items())}"  # else games of two programs would lie in one folder
+    shaping += f" {sorted(code_of_play(settings.teachers).items())}"  # else games of two programs would lie in one folder
     return root / f"scripted-{sha256(shaping.encode()).hexdigest()[:12]}"
 
 

@@ -30,7 +30,7 @@ def test_only_missing_shards_are_played_and_more_games_keep_those_that_are_there
 def test_games_of_a_program_that_plays_differently_are_not_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     few = SMALL.model_copy(update={"games": 2})
     folder = make_games(tmp_path, few, 1, quiet)
-    monkeypatch.setattr(teacher_games, "code_of_play", lambda: {**code_of_play(), "entente.players": "changed"})
+    monkeypatch.setattr(teacher_games, "code_of_play", lambda _: {**code_of_play(), "entente.players": "changed"})
     assert make_games(tmp_path, few, 1, quiet) != folder
 
 
