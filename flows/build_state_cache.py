@@ -1,29 +1,29 @@
 """Flow: play scripted games and save mid-game positions; training and held-out positions come from different games.
 
-Returns an existing cache for equal settings. With `run` it refreshes that run's cache: positions that its rollouts reached
-replace a fraction of the training positions; held-out positions stay, so scores remain comparable. Runs with `cache.from_run`
-"newest" start from the newest refresh of their settings. Removes refreshes that no run uses once a newer one of the same
-settings exists.
+Returns an existing cache for equal settings, unless its sources have changed. With `run` it refreshes that run's cache:
+positions that its rollouts reached replace a fraction of the training positions; held-out positions stay, so scores remain
+comparable. Runs with `cache.from_run` "newest" start from the newest refresh of their settings. Removes refreshes that no run
+uses once a newer one of the same settings exists.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from prefect import flow
 from pydantic import ValidationError
 
-from entente.settings.cache_version import newest_file, newest_refresh
+from entente.settings.cache_version import cache_sources, newest_file, newest_refresh
 from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from state_cache.settings import NEWEST, CacheSettings
-from state_cache.store import MANIFEST, find_cache, open_cache, version_name
+from state_cache.store import MANIFEST, SOURCES, find_cache, open_cache, version_name
 from state_cache.verify import list_caches
-from storage.files import file_marks, folders_in, is_held, remove_folder
+from storage.files import file_marks, folders_in, is_held, remove_folder, set_aside
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step, ledger_path, recorded_steps
 from storage.retention import STALE_VERSIONS
@@ -57,7 +57,7 @@ async def build_state_cache(
         settings = refreshed_settings(runs_root, name, share)
     elif settings.from_run == NEWEST:
         settings = newest_refresh(root, settings)
-    existing = await asyncio.to_thread(find_cache, root, settings)
+    existing = await asyncio.to_thread(usable_cache, root, settings)
     path = existing or await _made(root, settings, runs_root)
     if name:
         await asyncio.to_thread(write_json, newest_file(root, settings), settings.model_dump(mode="json"))
@@ -90,8 +90,28 @@ async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
         raise InputError(
             f"there is no run '{settings.from_run}' in '{runs_root}' to take positions from: leave cache.from_run out"
         )
-    base = find_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
+    base = usable_cache(root, settings.scripted) or await freeze_positions(root, settings.scripted)
     return await refresh_positions(root, settings, base, paths)
+
+
+def usable_cache(root: Path, settings: CacheSettings) -> Path | None:
+    """The published cache of these settings. Sets it aside if a source has changed since; raises InputError if a run uses it."""
+    path = find_cache(root, settings)
+    if path is None or not (changed := changed_source(path, cache_sources(settings))):
+        return path
+    users = [run for run, used in caches_in_use(root.parent).items() if settings in (used, used.scripted)]
+    made = f"'{path}' was made from another {changed} than the one here"
+    if users:
+        raise InputError(f"{made}, and run '{users[0]}' uses it: choose another cache.seed")
+    reporter().say(f"set aside and built again: {made}")
+    set_aside(path)
+    return None
+
+
+def changed_source(path: Path, sources: Mapping[str, str]) -> str:
+    """Name of a source that differs from that of the cache in the folder `path`, damaged or not; empty if none is known to."""
+    marked = kept_object(path / MANIFEST).get(SOURCES, {})
+    return next((name for name, mark in sources.items() if marked.get(name, mark) != mark), "")
 
 
 def refreshed_settings(runs_root: Path, run: str, share: float) -> CacheSettings:

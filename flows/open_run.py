@@ -32,6 +32,7 @@ from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import read_shape, trainer_share
 from entente.players.policy import Tokens
 from entente.records.policy_version import TrainedStep
+from entente.settings.cache_version import cache_sources
 from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import check_length, check_room, token_budget
 from entente.settings.layers import check_prompts, check_steps, check_what_is_there, rate_warning, settings_of
@@ -42,7 +43,7 @@ from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
 from entente.training.process import TrainerProcess
-from flows.build_state_cache import build_state_cache
+from flows.build_state_cache import build_state_cache, changed_source, usable_cache
 from flows.work_record import read_work, record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
@@ -126,13 +127,20 @@ async def prepare_model(settings: RunSettings) -> Path:
     return folder.resolve()
 
 
-async def prepare_cache(settings: RunSettings) -> StateCache:
-    """The state cache of these settings. A subflow builds it if it is missing or damaged."""
-    folder = await asyncio.to_thread(find_cache, settings.runs_root / CACHE_FOLDER, settings.cache)
+async def prepare_cache(settings: RunSettings, *, new: bool = False) -> StateCache:
+    """The state cache of these settings. A subflow builds it if it is missing or damaged. Raises InputError if sources of the
+    cache have changed, and it is damaged, or for a `new` run and others use it."""
+    find = usable_cache if new else find_cache  # an existing run keeps its positions
+    folder = await asyncio.to_thread(find, settings.runs_root / CACHE_FOLDER, settings.cache)
     if folder is not None:
         try:
             return await asyncio.to_thread(open_cache, folder, settings.cache)
         except DataError as error:
+            if changed := changed_source(folder, cache_sources(settings.cache)):
+                raise InputError(
+                    f"{error} It would have other positions then, because the {changed} is another one now: restore the folder "
+                    "from a copy"
+                ) from error
             reporter().say(f"set aside and built again: {error}")
             set_aside(folder)
     built = await build_state_cache(settings.cache, settings.runs_root)
@@ -154,7 +162,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
     paths = settings.paths
     async with AsyncExitStack() as stack:
         stack.enter_context(_cancelled_by_sigterm())
-        cache = await prepare_cache(settings)
+        cache = await prepare_cache(settings, new=not resume)
         model = await prepare_model(settings)
         base = await asyncio.to_thread(resumed_base if resume else new_base, paths, model)
         if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):

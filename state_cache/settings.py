@@ -14,7 +14,7 @@ NEWEST = "newest"
 
 class CacheSettings(Settings):
     """What the state cache is built from. Equal settings give the same cache, byte for byte; with `from_run`, as long as that run
-    keeps its shards."""
+    keeps its shards; with bots of your own, as long as their package does not change."""
 
     train_snapshots: Annotated[int, Field(ge=1)] = 1000
     """Positions to train from."""

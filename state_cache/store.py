@@ -1,18 +1,20 @@
 """The state cache on disk: one immutable folder per version, `v-<settings hash>/`.
 
-It holds `train.arrow`, `held_out.arrow` and `manifest.json`. Published atomically: written under another name, synced,
-renamed. The reader refuses an incomplete or changed file, or one of another schema, and names it.
+It holds `train.arrow`, `held_out.arrow` and `manifest.json`, which also marks sources that the settings only name. Published
+atomically: written under another name, synced, renamed. The reader refuses an incomplete or changed file, or one of another
+schema, and names it.
 """
 
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b, sha256
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +26,8 @@ from state_cache.settings import CacheSettings
 
 SCHEMA_VERSION = 4
 MANIFEST = "manifest.json"
+SOURCES = "sources"
+"""Entry of the manifest; absent in a cache that depends on its settings alone, or is of an earlier release."""
 PARTS = ("train", "held_out")
 
 _ARROW_TYPES = {str: pa.string(), int: pa.int64(), tuple[int, ...]: pa.list_(pa.int32())}
@@ -53,8 +57,15 @@ def find_cache(root: Path, settings: CacheSettings) -> Path | None:
     return path if (path / MANIFEST).is_file() else None
 
 
-def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], held_out: Sequence[Snapshot]) -> Path:
-    """Publish a version, unless it exists, and return its folder; a DataError if a folder without manifest is in the way."""
+def write_cache(
+    root: Path,
+    settings: CacheSettings,
+    train: Sequence[Snapshot],
+    held_out: Sequence[Snapshot],
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> Path:
+    """Publish a version, unless it exists, and return its folder; a DataError if a folder without manifest is in the way.
+    `sources`: name -> mark of what the positions also depend on."""
     final = root / version_name(settings)
     if find_cache(root, settings) is not None:
         return final
@@ -75,7 +86,7 @@ def write_cache(root: Path, settings: CacheSettings, train: Sequence[Snapshot], 
             "schema_version": SCHEMA_VERSION,
             "settings": settings.model_dump(mode="json"),
             "files": files,
-        }
+        } | ({SOURCES: dict(sources)} if sources else {})
         _write_synced(temporary / MANIFEST, json.dumps({**body, "sha256": _body_hash(body)}, indent=2).encode())
         _sync_folder(temporary)
         try:

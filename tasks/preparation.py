@@ -10,6 +10,7 @@ from prefect import task
 
 from entente.game.prompts import PromptSettings
 from entente.game.snapshot import Snapshot
+from entente.settings.cache_version import cache_sources
 from entente.telemetry.process_pool import ProcessPool
 from entente.telemetry.progress import reporter
 from entente.training.settings import TinyModelSettings
@@ -29,7 +30,7 @@ async def freeze_positions(root: Path, settings: CacheSettings) -> Path:
             reporter().stage("freezing positions", done, total)
 
         train, held_out = await asyncio.to_thread(build, settings, report)
-    return await asyncio.to_thread(write_cache, root, settings, train, held_out)
+    return await asyncio.to_thread(write_cache, root, settings, train, held_out, cache_sources(settings))
 
 
 @task(name="refresh-state-cache", persist_result=False, retries=0, tags=["cache"])
@@ -46,7 +47,8 @@ def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -
     # In a separate process, so that the index takes no memory and leaves no threads in the flow's process.
     with ProcessPool(1) as process:
         reached = process.submit(_reached, run, settings.from_groups, held_out).result()
-    return write_cache(root, settings, refresh(settings, cache.train, cache.held_out, reached), cache.held_out)
+    train = refresh(settings, cache.train, cache.held_out, reached)
+    return write_cache(root, settings, train, cache.held_out, cache_sources(settings))
 
 
 def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:

@@ -1,5 +1,5 @@
-"""Resolves "newest" in the state-cache settings to a version. A refresh records its settings in a file next to the caches, so
-the newest one does not depend on clocks or file times."""
+"""Resolves "newest" in the state-cache settings to a version, and names the sources of a cache. A refresh records its settings in
+a file next to the caches, so the newest one does not depend on clocks or file times."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import find_cache, version_name
+from storage.control import bot_sources
 from storage.json_files import kept_object
 from storage.runs import CACHE_FOLDER
 
@@ -36,3 +37,8 @@ def newest_refresh(root: Path, settings: CacheSettings) -> CacheSettings:
 
 def newest_file(root: Path, settings: CacheSettings) -> Path:
     return root / f"newest-{version_name(settings.scripted)}.json"
+
+
+def cache_sources(settings: CacheSettings) -> dict[str, str]:
+    """What a cache depends on beside its settings, name -> mark: the packages of users' bots."""
+    return {f"package '{name}'": source for name, source in bot_sources(settings.players).items()}

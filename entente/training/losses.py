@@ -68,7 +68,7 @@ def log_ratio(tokens: SampledTokens, outlier: Tensor) -> Tensor:
     return torch.where(outlier, torch.zeros_like(proximal), tokens.logprobs - proximal)
 
 
-def outliers(tokens: SampledTokens) -> Tensor:
+def outliers(tokens: SampledTokens, settings: TrainingSettings) -> Tensor:
     """bool [tokens]: pi / b is outside [OUTLIER_LOW, OUTLIER_HIGH], or NaN."""
     ratio = torch.exp((tokens.logprobs - tokens.behaviour).detach())
     return (ratio < OUTLIER_LOW) | (ratio > OUTLIER_HIGH) | ~torch.isfinite(ratio)
@@ -115,7 +115,7 @@ def clipped_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss
                                                                       asymmetric clip: DAPO, Yu et al. 2025, arXiv 2503.14476
         for A < 0:  L = min(L, DUAL_CLIP * |A|)                        dual clip: Ye et al. 2020, arXiv 1912.09729
     """
-    outlier = outliers(tokens)
+    outlier = outliers(tokens, settings)
     loss, low, high = clipped(torch.exp(log_ratio(tokens, outlier)), tokens.advantages, settings)
     loss = torch.where(outlier, torch.zeros_like(loss), loss * truncated(log_importance(tokens), settings))
     return TokenLoss(loss=loss, clipped_low=low, clipped_high=high, outlier=outlier)
@@ -142,7 +142,7 @@ def cispo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     The weight of a token is bounded from above, and no token loses its gradient: `clip_low` and the dual clip have no effect.
     ScaleRL tries upper bounds of 4 to 8, which is a clip_high of 3 to 7.
     """
-    outlier = outliers(tokens)
+    outlier = outliers(tokens, settings)
     weight = torch.exp(log_ratio(tokens, outlier).detach()).clamp(max=1 + settings.clip_high)
     weight = weight * truncated(log_importance(tokens), settings)
     logprobs = torch.where(outlier, torch.zeros_like(tokens.logprobs), tokens.logprobs)
@@ -158,7 +158,7 @@ def dppo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     p and q are the current and the proximal policy's probability of the token over its legal set, and r = p / q. The bound limits
     the difference of probabilities, not the ratio: that of a rare token may become large while its probability changes little.
     """
-    outlier = outliers(tokens)
+    outlier = outliers(tokens, settings)
     proximal = tokens.behaviour if tokens.proximal is None else tokens.proximal
     change = torch.exp(tokens.logprobs.detach()) - torch.exp(proximal)
     low = (change < -DIVERGENCE) & (tokens.advantages < 0)
@@ -178,7 +178,7 @@ def gspo_loss(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
     tokens. A decision has about ten tokens, so this loss uses clip_low and clip_high, like the other losses.
     """
     place, sizes = numbered(tokens.decisions)
-    outlier = decision_means(outliers(tokens).float(), place, sizes)[place] > 0
+    outlier = decision_means(outliers(tokens, settings).float(), place, sizes)[place] > 0
     ratio = torch.exp(decision_means(log_ratio(tokens, outlier), place, sizes))[place]
     loss, low, high = clipped(ratio, tokens.advantages, settings)
     weight = truncated(decision_means(log_importance(tokens), place, sizes), settings)[place]

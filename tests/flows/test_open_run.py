@@ -34,7 +34,7 @@ def settings(tmp_path: Path) -> RunSettings:
 
 @pytest.fixture(autouse=True)
 def nothing_to_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path) -> None:
-    async def prepared_cache(settings: RunSettings) -> Path:
+    async def prepared_cache(settings: RunSettings, *, new: bool) -> Path:
         return tmp_path
 
     async def prepared_model(settings: RunSettings) -> Path:
@@ -62,7 +62,7 @@ def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_i
 ):
     root, before = settings.paths.root, {}
 
-    async def prepared_late(_: RunSettings) -> None:
+    async def prepared_late(_: RunSettings, *, new: bool) -> None:
         root.mkdir(exist_ok=True)
         (root / ".lock").touch()
         (root / "settings.json").write_text(settings.model_copy(update={"seed": 77}).model_dump_json())

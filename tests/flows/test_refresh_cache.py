@@ -3,13 +3,16 @@
 import asyncio
 import os
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
+from entente.game.scripted import player
 from entente.settings.cache_version import newest_file, newest_refresh, with_cache_version
-from entente.settings.layers import layered_settings
+from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from flows.build_state_cache import (
     _describe_refresh,
@@ -20,12 +23,15 @@ from flows.build_state_cache import (
     refreshed_settings,
     show_refresh,
 )
+from flows.open_run import prepare_cache
 from state_cache.settings import NEWEST, CacheSettings
-from state_cache.store import write_cache
+from state_cache.store import open_cache, write_cache
+from storage.control import source_hash
 from storage.files import file_lock
 from storage.json_files import write_json
-from storage.runs import CACHE_FOLDER
+from storage.runs import CACHE_FOLDER, RunPaths
 from storage.shards import LOCAL_PRODUCER, publish_shard
+from tasks.preparation import freeze_positions
 
 
 def begin_run(root: Path, name: str, steps: int, cache: CacheSettings | None = None) -> None:
@@ -195,3 +201,47 @@ def test_a_run_that_cannot_be_read_costs_no_run_that_takes_the_refresh(
     monkeypatch.setattr("tasks.artifacts._flow_run_id", uuid4)
     asyncio.run(show_refresh(tmp_path, settings))
     assert len(said) == 1 and "'broken'" in said[0].replace(str(tmp_path / "broken"), "'broken'")
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CacheSettings], Path]:
+    """Build a cache without Prefect."""
+    monkeypatch.setattr("flows.build_state_cache.freeze_positions", freeze_positions.fn)
+
+    def build(settings: CacheSettings) -> Path:
+        path = asyncio.run(build_state_cache.fn(settings, tmp_path))
+        assert path is not None
+        return path
+
+    return build
+
+
+def test_a_cache_of_a_user_s_bot_that_was_edited_since_is_built_again_unless_a_run_uses_it(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, build: Callable[[CacheSettings], Path]
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def edit(bot: str) -> None:
+        (tmp_path / "edited_bot.py").write_text(f"from entente.game.scripted import {bot} as bot")
+        monkeypatch.delitem(sys.modules, "edited_bot", raising=False)
+        for remembers in (player, source_hash):
+            remembers.cache_clear()
+
+    edit("mover")
+    settings = CacheSettings(players=("edited_bot:bot",), train_snapshots=8, held_out_snapshots=4)
+    first = open_cache(build(settings)).train
+    assert open_cache(build(settings)).train == first and not said
+    edit("uniform")
+    assert open_cache(build(settings)).train != first
+    assert len(said) == 1 and "was made from another package 'edited_bot' than the one here" in said[0]
+    begin_run(tmp_path, "mine", 1, settings)
+    edit("mover")
+    mine = settings_of(RunPaths(tmp_path / "mine"))
+    for use in (lambda: build(settings), lambda: asyncio.run(prepare_cache(mine.model_copy(update={"run": "next"}), new=True))):
+        with pytest.raises(InputError, match="another package 'edited_bot' than the one here, and run 'mine' uses it: choose"):
+            use()
+    cache = asyncio.run(prepare_cache(mine))
+    assert cache.train != first, "a run keeps its positions"
+    (cache.path / "train.arrow").write_bytes(b"")
+    with pytest.raises(InputError, match=r"train\.arrow is not .* because the package 'edited_bot' is another one now: restore"):
+        asyncio.run(prepare_cache(mine))
