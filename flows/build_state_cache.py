@@ -57,7 +57,7 @@ async def build_state_cache(
         settings = refreshed_settings(runs_root, name, share)
     elif settings.from_run == NEWEST:
         settings = newest_refresh(root, settings)
-    existing = await asyncio.to_thread(usable_cache, root, settings)
+    existing = await asyncio.to_thread(usable_cache, root, settings, RunPaths(runs_root / name) if name else None)
     path = existing or await _made(root, settings, runs_root)
     if name:
         await asyncio.to_thread(write_json, newest_file(root, settings), settings.model_dump(mode="json"))
@@ -94,15 +94,16 @@ async def _made(root: Path, settings: CacheSettings, runs_root: Path) -> Path:
     return await refresh_positions(root, settings, base, paths)
 
 
-def usable_cache(root: Path, settings: CacheSettings) -> Path | None:
-    """The published cache of these settings. Sets it aside if a source has changed since; raises InputError if a run uses it."""
+def usable_cache(root: Path, settings: CacheSettings, run: RunPaths | None = None) -> Path | None:
+    """The published cache of these settings. Sets it aside if a source, such as the `run` whose positions are wanted, is another
+    one now; raises InputError if a run uses it."""
     path = find_cache(root, settings)
-    if path is None or not (changed := changed_source(path, cache_sources(settings))):
+    if path is None or not (changed := changed_source(path, cache_sources(settings, run))):
         return path
     users = [run for run, used in caches_in_use(root.parent).items() if settings in (used, used.scripted)]
     made = f"'{path}' was made from another {changed} than the one here"
     if users:
-        raise InputError(f"{made}, and run '{users[0]}' uses it: choose another cache.seed")
+        raise InputError(f"{made}, and run '{users[0]}' uses it: choose another share or cache.seed")
     reporter().say(f"set aside and built again: {made}")
     set_aside(path)
     return None

@@ -136,7 +136,8 @@ async def prepare_cache(settings: RunSettings, *, new: bool = False) -> StateCac
         try:
             return await asyncio.to_thread(open_cache, folder, settings.cache)
         except DataError as error:
-            if changed := changed_source(folder, cache_sources(settings.cache)):
+            source = RunPaths(settings.runs_root / settings.cache.from_run) if settings.cache.from_run else None
+            if changed := changed_source(folder, cache_sources(settings.cache, source)):
                 raise InputError(
                     f"{error} It would have other positions then, because the {changed} is another one now: restore the folder "
                     "from a copy"

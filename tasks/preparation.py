@@ -48,7 +48,7 @@ def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -
     with ProcessPool(1) as process:
         reached = process.submit(_reached, run, settings.from_groups, held_out).result()
     train = refresh(settings, cache.train, cache.held_out, reached)
-    return write_cache(root, settings, train, cache.held_out, cache_sources(settings))
+    return write_cache(root, settings, train, cache.held_out, cache_sources(settings, run))
 
 
 def _reached(run: RunPaths, before: int, held_out: set[str]) -> list[Snapshot]:

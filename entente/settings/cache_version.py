@@ -9,9 +9,11 @@ from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import find_cache, version_name
+from storage.arrow_files import metadata_of
 from storage.control import bot_sources
 from storage.json_files import kept_object
-from storage.runs import CACHE_FOLDER
+from storage.ledger import read_ledger
+from storage.runs import CACHE_FOLDER, RunPaths
 
 
 def with_cache_version(settings: RunSettings, *, resume: bool = False) -> RunSettings:
@@ -39,6 +41,12 @@ def newest_file(root: Path, settings: CacheSettings) -> Path:
     return root / f"newest-{version_name(settings.scripted)}.json"
 
 
-def cache_sources(settings: CacheSettings) -> dict[str, str]:
-    """What a cache depends on beside its settings, name -> mark: the packages of users' bots."""
-    return {f"package '{name}'": source for name, source in bot_sources(settings.players).items()}
+def cache_sources(settings: CacheSettings, run: RunPaths | None = None) -> dict[str, str]:
+    """What a cache depends on beside its settings, name -> mark: the packages of users' bots, and with `run`, which may be
+    deleted and made again under its name, the last ledger of the start groups that count. Raises DataError if it is damaged."""
+    sources = {f"package '{name}'": source for name, source in bot_sources(settings.players).items()}
+    if run is not None and run.settings.exists():
+        step = settings.from_groups // settings_of(run).rollouts.start_groups
+        if (rows := read_ledger(run, step)) is not None:
+            sources[f"run '{settings.from_run}'"] = metadata_of(rows)["content_crc32"]
+    return sources

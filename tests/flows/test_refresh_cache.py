@@ -5,9 +5,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 
 from entente.game.scripted import player
@@ -29,9 +32,10 @@ from state_cache.store import open_cache, write_cache
 from storage.control import source_hash
 from storage.files import file_lock
 from storage.json_files import write_json
+from storage.ledger import ROWS_SCHEMA, write_ledger
 from storage.runs import CACHE_FOLDER, RunPaths
 from storage.shards import LOCAL_PRODUCER, publish_shard
-from tasks.preparation import freeze_positions
+from tasks.preparation import freeze_positions, refresh_positions
 
 
 def begin_run(root: Path, name: str, steps: int, cache: CacheSettings | None = None) -> None:
@@ -204,12 +208,13 @@ def test_a_run_that_cannot_be_read_costs_no_run_that_takes_the_refresh(
 
 
 @pytest.fixture
-def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CacheSettings], Path]:
-    """Build a cache without Prefect."""
-    monkeypatch.setattr("flows.build_state_cache.freeze_positions", freeze_positions.fn)
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Build a cache, or refresh that of a run, without Prefect."""
+    for task in (freeze_positions, refresh_positions):
+        monkeypatch.setattr(f"flows.build_state_cache.{task.fn.__name__}", task.fn)
 
-    def build(settings: CacheSettings) -> Path:
-        path = asyncio.run(build_state_cache.fn(settings, tmp_path))
+    def build(settings: CacheSettings | None = None, run: str = "") -> Path:
+        path = asyncio.run(build_state_cache.fn(settings, tmp_path, run))
         assert path is not None
         return path
 
@@ -217,7 +222,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[CacheSet
 
 
 def test_a_cache_of_a_user_s_bot_that_was_edited_since_is_built_again_unless_a_run_uses_it(
-    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, build: Callable[[CacheSettings], Path]
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, build: Callable[..., Path]
 ):
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -245,3 +250,50 @@ def test_a_cache_of_a_user_s_bot_that_was_edited_since_is_built_again_unless_a_r
     (cache.path / "train.arrow").write_bytes(b"")
     with pytest.raises(InputError, match=r"train\.arrow is not .* because the package 'edited_bot' is another one now: restore"):
         asyncio.run(prepare_cache(mine))
+
+
+def test_a_refresh_is_of_the_run_that_has_the_name_now(
+    tmp_path: Path, said: list[str], positions, monkeypatch: pytest.MonkeyPatch, build: Callable[..., Path]
+):
+    plain, train, held_out = CacheSettings(), positions[:5], positions[5:]
+    write_cache(tmp_path / CACHE_FOLDER, plain, train, held_out)
+    monkeypatch.setattr("tasks.preparation.ProcessPool", ThreadPoolExecutor)
+
+    def begin(first: int) -> None:
+        """Make the run again, which reaches these positions."""
+        shutil.rmtree(tmp_path / "mine", ignore_errors=True)
+        begin_run(tmp_path, "mine", 0, plain)
+        paths = RunPaths(tmp_path / "mine").create()
+        (paths.shards / "local").mkdir()
+        write_ledger(paths, 1, pa.table({each.name: pa.array([first]).cast(each.type) for each in ROWS_SCHEMA}), {})
+        reached = [replace(each, game_id=f"mine-{first}", source="policy:0") for each in train]
+        monkeypatch.setattr("tasks.preparation._reached", lambda *_: reached)
+        monkeypatch.setattr("tasks.preparation.refresh", lambda *_: reached)
+
+    begin(1)
+    path = build(run="mine")
+    assert build(run="mine") == path and not said
+    begin(2)
+    assert open_cache(build(run="mine")).train[0].game_id == "mine-2"
+    assert len(said) == 1 and f"'{path}' was made from another run 'mine' than the one here" in said[0]
+    begin_run(tmp_path, "next", 1, settings := open_cache(path).settings)
+    begin(3)
+    with pytest.raises(InputError, match="another run 'mine' than the one here, and run 'next' uses it: choose another share"):
+        build(run="mine")
+    follower = settings_of(RunPaths(tmp_path / "next"))
+    assert asyncio.run(prepare_cache(follower.model_copy(update={"run": "later"}), new=True)).settings == settings
+    (path / "train.arrow").write_bytes(b"")
+    with pytest.raises(InputError, match=r"train\.arrow is not .* because the run 'mine' is another one now: restore the folder"):
+        asyncio.run(prepare_cache(follower))
+    begin(2)
+    monkeypatch.setattr("flows.open_run.build_state_cache", build_state_cache.fn)
+    assert asyncio.run(prepare_cache(follower)).train[0].game_id == "mine-2", "it is built again from the same run"
+
+
+def test_a_refresh_without_a_mark_of_its_run_stays_usable(tmp_path: Path, positions, build: Callable[..., Path]):
+    plain, train, held_out = CacheSettings(), positions[:5], positions[5:]
+    begin_run(tmp_path, "mine", 0, plain)
+    write_ledger(RunPaths(tmp_path / "mine").create(), 1, ROWS_SCHEMA.empty_table(), {})
+    settings = refreshed_settings(tmp_path, "mine", 0.25)
+    path = write_cache(tmp_path / CACHE_FOLDER, settings, train, held_out)
+    assert build(run="mine") == path
