@@ -31,7 +31,7 @@ def refresh(
     allowed = _without_held_out(held_out, reached)
     springs = _last_springs(settings, allowed) if "SM" in settings.phases else []
     fitting = _select_fitting(settings, [*train, *held_out], [*allowed, *springs])
-    new = _choose_evenly(fitting, round(settings.on_policy_share * len(train)), rng)
+    new = _choose_evenly(fitting, max(1, round(settings.on_policy_share * len(train))), rng)
     if not new:
         raise InputError(
             f"run '{settings.from_run}' has reached no new position of {settings.first_year} to {settings.last_year} in the "
