@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from entente.game.webdiplomacy import WebDiplomacy, WebDiplomacyError, WebSeat
 from entente.live_games.game import Players
@@ -27,7 +27,7 @@ class WebSeats:
 
     async def play(self) -> None:
         """Order until Ctrl-C. Raises WebDiplomacyError if the first look fails, EntenteError if many fail in a row."""
-        await self._web.missing_orders()
+        self._say_absent({seat.game for seat in await self._web.missing_orders()})
         failures = 0
         while True:
             try:
@@ -40,6 +40,12 @@ class WebSeats:
                 if failures == 1:
                     self._say(f"{error}: trying again every {LOOK_EVERY_S:g} s")
             await asyncio.sleep(LOOK_EVERY_S)
+
+    def _say_absent(self, listed: set[int]) -> None:
+        """A remark and no error: a game whose orders are in is not listed either."""
+        if absent := sorted(set(self._games) - listed):
+            others = f"; the key has some in {_games_text(sorted(listed))}" if listed else ", nor in any other game of the key"
+            self._say(f"no seat in {_games_text(absent)} lacks orders now{others}")
 
     async def look(self) -> int:
         """Give the orders that are missing now; returns for how many seats. Raises WebDiplomacyError if the site lists none."""
@@ -80,3 +86,7 @@ class WebSeats:
             return False
         self._say(f"game {seat.game}: {power} ordered in {board.phase}: {', '.join(orders)}")
         return True
+
+
+def _games_text(games: Sequence[int]) -> str:
+    return f"game{'s' * (len(games) > 1)} {', '.join(map(str, games))}"

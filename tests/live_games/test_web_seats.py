@@ -5,7 +5,7 @@ import asyncio
 import gzip
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -182,3 +182,37 @@ def test_seats_that_lack_orders_get_them_and_a_refusal_is_tried_three_times():
     asyncio.run(visit())
     assert "ordered in S1901M" in said[0] and [("did not take" in each) for each in said] == [False, True, True, True]
     assert said[-1].endswith("the rest is left as the site has it")
+
+
+@pytest.mark.parametrize(
+    ("games", "listed", "remarks"),
+    [
+        ({17}, [71], ["no seat in game 17 lacks orders now; the key has some in game 71"]),
+        ({17, 71, 18}, [71, 72], ["no seat in games 17, 18 lacks orders now; the key has some in games 71, 72"]),
+        ({17}, [], ["no seat in game 17 lacks orders now, nor in any other game of the key"]),
+        ({71}, [71, 72], []),
+        ((), [71], []),
+    ],
+)
+def test_a_game_without_a_seat_that_lacks_orders_is_remarked_on_once(
+    games: Collection[int], listed: list[int], remarks: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    site, said = Site(DECISIONS["opening"]), list[str]()
+    site.missing = [{"gameID": game, "countryID": 1} for game in listed]
+
+    async def look(_: WebSeats) -> int:
+        looks.append(len(said))
+        if len(looks) == 2:
+            raise InputError("that is enough")
+        return 0
+
+    async def visit() -> None:
+        async with served(site) as here:
+            await WebSeats(here, Chooses(lambda _: []), "it", 0, games, said.append).play()
+
+    looks = list[int]()
+    monkeypatch.setattr(WebSeats, "look", look)
+    monkeypatch.setattr("entente.live_games.web_seats.LOOK_EVERY_S", 0)
+    with pytest.raises(InputError, match="that is enough"):
+        asyncio.run(visit())
+    assert said == remarks and looks == [len(remarks)] * 2
