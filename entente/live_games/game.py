@@ -6,7 +6,7 @@ players' seeds depend on game, phase and power, so after an undo they answer equ
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from entente.game.board import Board
@@ -174,7 +174,9 @@ class PlayedGame:
             raise InputError(f"there is no player '{player}' here: choose among {', '.join(self._players.names)}")
         if power not in self.board.legal_orders():
             raise InputError(f"{power} has nothing to order in {self.board.phase}")
-        return await self._players.choose(player, self._request(power, "hint"))
+        request = self._request(power, "hint")
+        # Two players that are asked at once make two requests of the engine.
+        return await self._players.choose(player, replace(request, game=f"{request.game}/{player}"))
 
     def replay(
         self,

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from entente.game.snapshot import POWERS
-from entente.live_games.game import PlayedGame, StaleError
+from entente.live_games.game import Choice, PlayedGame, StaleError
 from entente.live_games.game_file import GameFile, open_game, saved
 from entente.live_games.page import as_data
+from entente.players.policy import DecisionRequest
 from entente.telemetry.errors import EngineError, InputError
 from storage.played_games import SavedProposal, read_game
 
@@ -59,6 +60,22 @@ def test_a_request_about_a_position_that_the_game_has_left_is_refused(new_game):
             asyncio.run(stale)
     with pytest.raises(StaleError, match="another window"):
         order(game, "FRANCE")
+
+
+def test_hints_of_two_players_for_one_power_are_two_requests_with_one_seed(new_game, bots, monkeypatch):
+    """An engine refuses two requests of one id that differ, as those of two windows would."""
+    game, requests = new_game("FRANCE"), []
+
+    async def choose(_: str, request: DecisionRequest) -> Choice:
+        requests.append(request)
+        return Choice(orders=())
+
+    async def both() -> None:
+        await asyncio.gather(*(game.hint("FRANCE", player, 0) for player in bots.names))
+
+    monkeypatch.setattr(bots, "choose", choose)
+    asyncio.run(both())
+    assert len({each.game for each in requests}) == 2 and {each.rng_name for each in requests} == {"a-game/0/hint"}
 
 
 def test_after_an_undo_equal_orders_meet_equal_answers_and_others_do_not_change_the_dice(new_game):
