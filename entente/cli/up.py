@@ -150,9 +150,7 @@ def _check_started(api: str, pool: str) -> None:
         address, its_pool = each.address or api, each.pool or pool
         if (_plain(address), its_pool) != (_plain(api), pool) and each.process():
             also = f" and work pool '{its_pool}'" if its_pool != pool else ""
-            raise InputError(
-                f"the {each.what} that `entente up` started here is for {address}{also}: run `entente down` first, or choose those"
-            )
+            raise InputError(f"the {each.what} that `entente up` started here is for {address}{also}: run `entente down` first")
 
 
 def _plain(address: str) -> str:

@@ -77,13 +77,13 @@ def test_a_score_gives_signs_of_life_long_before_its_end(tmp_path: Path, monkeyp
     paths, quiet_s = RunPaths(tmp_path).create(), []
     paths.settings.touch()
     for each in (paths.root, *paths.root.iterdir()):
-        os.utime(each, (time.time() - 7200,) * 2)
+        os.utime(each, (time.time() - 7200, time.time() - 7200))
 
     async def measure(*given: Any) -> Score:
         for done in (1, 2):
             given[5](done, 100)
             quiet_s.append(time.time() - last_change(paths))
-            os.utime(paths.scores, (time.time() - 30,) * 2)
+            os.utime(paths.scores, (time.time() - 30, time.time() - 30))
         return Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
 
     monkeypatch.setattr(scores, "evaluate_player", evaluate_player.fn)
