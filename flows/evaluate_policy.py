@@ -9,6 +9,7 @@ from entente.evaluation.contestants import resolve_contestant, resolve_version
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from entente.evaluation.strength import POLICY
 from entente.settings.layers import settings_of
+from entente.telemetry.errors import InputError
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_players import open_players
 from flows.open_run import prepare_cache
@@ -38,16 +39,20 @@ async def evaluate_policy(
         play: How the version plays in the score: its temperature, or by search; default: it samples at temperature 1.
 
     Raises:
-        InputError: no such run or version, or a match that cannot be played.
+        InputError: no such run or version, a match that cannot be played, or one with settings of a score.
     """
     check_parameters(runs_root, runs=[run], players=(*match.players, match.opponents) if match is not None else ())
-    if match is not None and not run:
+    if match is not None:
+        # Prefect's form sends the defaults of a part that was opened and not changed.
+        if evaluation not in (None, EvaluationSettings()) or play not in (None, PlaySettings()):
+            raise InputError(
+                "evaluation and play belong to the score on held-out positions, and this is a match: leave them out, and set "
+                "temperature, strategy and search in match"
+            )
         return await play_match_of(run, runs_root, match)
     paths = RunPaths(runs_root / check_name(run, "run"))
     settings = settings_of(paths).model_copy(update={"runs_root": runs_root})
     evaluation, play = evaluation or settings.evaluation, play or PlaySettings()
-    if match is not None:
-        return await play_match_of(run, runs_root, match)
     version = resolve_version(paths, run, version)
     player = resolve_contestant(f"v{version}", run, runs_root)
     held_out = (await prepare_cache(settings)).held_out

@@ -148,7 +148,8 @@ def evaluate(
     evaluation = None if alone else evaluation_of(run, runs_root, positions, None if match else opponents, uses_engine)
     from flows.evaluate_policy import evaluate_policy
 
-    result = run_flow(lambda: evaluate_policy(run, version, runs_root, evaluation, match, play=play))
+    score = (evaluation, play) if match is None else (None, None)
+    result = run_flow(lambda: evaluate_policy(run, version, runs_root, score[0], match, score[1]))
     _show_score(result) if match is None else _show_match(result)
     if json:
         print_json(result)

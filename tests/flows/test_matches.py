@@ -1,8 +1,49 @@
 """A match from the command line: two versions of a real run and a scripted player, broken off and gone on with."""
 
+import asyncio
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
+from entente.telemetry.errors import InputError
+from flows.evaluate_policy import evaluate_policy
+
+MATCH = MatchSettings(players=("mover", "random"))
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[MatchSettings]:
+    """The matches that were played."""
+    matches = []
+
+    async def play(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
+        matches.append(match)
+        return {}
+
+    monkeypatch.setattr("flows.evaluate_policy.play_match_of", play)
+    return matches
+
+
+def test_a_match_refuses_settings_of_a_score_but_those_that_prefect_s_form_fills_in(played: list[MatchSettings]):
+    refused: tuple[dict[str, Any], ...] = {"play": PlaySettings(temperature=0.5)}, {"evaluation": EvaluationSettings(positions=3)}
+    for changed in refused:
+        with pytest.raises(InputError, match="evaluation and play belong to the score"):
+            asyncio.run(evaluate_policy.fn("", match=MATCH, **changed))
+    filled_in: dict[str, Any] = {"play": PlaySettings(), "evaluation": EvaluationSettings()}
+    for unchanged in ({}, filled_in):
+        asyncio.run(evaluate_policy.fn("", match=MATCH, **unchanged))
+    assert played == [MATCH] * 2
+
+
+def test_the_command_line_s_play_is_that_of_the_match(entente, played: list[MatchSettings], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("flows.evaluate_policy.evaluate_policy", evaluate_policy.fn)
+    monkeypatch.setattr("entente.cli.evaluate.run_flow", lambda begin: asyncio.run(begin()))
+    monkeypatch.setattr("entente.cli.evaluate._show_match", lambda result: None)
+    done = entente("evaluate", "--players", "mover,random", "--temperature", "0.5")
+    assert done.returncode == 0 and [match.temperature for match in played] == [0.5], done.stderr
 
 
 @pytest.mark.in_turn
