@@ -131,7 +131,11 @@ def _write(answer: pa.Table, form: Format, output: Path | None) -> None:
         sys.stdout.write(shown(text, keep="\n\t") if sys.stdout.isatty() else text)
         return
     try:
-        durable_write(output.resolve(), lambda file: _write_to(answer, form, file))  # a link keeps naming its file
+        if output.is_file() or not output.exists():
+            durable_write(output.resolve(), lambda file: _write_to(answer, form, file))  # a link keeps naming its file
+        else:  # a pipe or device stays one
+            with output.open("wb") as file:
+                _write_to(answer, form, file)
     except pa.ArrowNotImplementedError as error:
         raise InputError(f"parquet cannot hold a column of the answer ({error}): cast it to text, as with ::VARCHAR") from error
     except OSError as error:

@@ -125,6 +125,14 @@ def test_a_file_keeps_its_content_where_another_answer_cannot_be_written(ask: As
     assert [file.name for file in Path().iterdir() if file.is_file()] == ["a.parquet"]
 
 
+def test_a_pipe_that_is_named_as_output_is_written_to_and_stays(ask: Ask):
+    os.mkfifo("pipe.csv")
+    reader = os.open("pipe.csv", os.O_RDONLY | os.O_NONBLOCK)
+    assert ask("select 1 as a", "--output", "pipe.csv")[0] == 0
+    assert os.read(reader, 100) == b'"a"\n1\n' and Path("pipe.csv").is_fifo()
+    os.close(reader)
+
+
 def test_what_the_answer_lacks_is_said_on_standard_error(ask: Ask):
     flip(Path("runs/mine/shards/local/000000.arrow"))
     Path("runs/mine/metrics.jsonl").write_text('{"step": 1, "train/loss": 0.5}\n{"step": 2, "tra\n{"step": 3')
