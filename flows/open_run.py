@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -261,8 +262,10 @@ async def open_queue(settings: RunSettings, resources: OpenRun) -> AsyncIterator
 
 
 def _free_name(paths: RunPaths, kind: object, error: BaseException | None, trace: object) -> None:
-    """Exit callback: free the name of a run whose input was refused before any rollout, by removing settings.json."""
+    """Exit callback: free the name of a run whose input was refused before any rollout, by removing settings.json, and the
+    scores, which are of this run's model and positions."""
     if isinstance(error, InputError) and not folders_in(paths.shards):
+        shutil.rmtree(paths.scores, ignore_errors=True)
         paths.settings.unlink()
 
 

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -88,11 +88,13 @@ def publish_directory(aside: Path, final: Path) -> None:
 
 
 def durable_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Replace the content of a file. After a crash, or if `content` raises, it has the old or the new content."""
+    """Replace the content of a file, not its mode. After a crash, or if `content` raises, it has the old or the new content."""
     aside = name_aside(path)
     try:
         with aside.open("wb") as file:
             file.write(content) if isinstance(content, bytes) else content(file)
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, aside)
         sync_file(aside)
         os.replace(aside, path)
     finally:

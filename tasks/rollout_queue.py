@@ -182,7 +182,8 @@ class RolloutQueue:
     def _note_published(self, covered: Coverage) -> None:
         for sentence in covered.set_aside:
             reporter().say(f"set aside, to be played again: {sentence}")
-        if covered.published or covered.set_aside:
+        # Else an earlier step has logged the rollouts that were played ahead of it.
+        if self.in_step and (covered.published or covered.set_aside):
             missing = sum(count for _, count in covered.missing)
             self._reports.append(rollout_figures(covered, self._wanted - missing, self._resources.tokens.thinking))
 

@@ -48,12 +48,12 @@ class RecordedRun:
 
     @property
     def done(self) -> int:
-        return max(self.steps, default=0)
+        return self.planned if self.is_over else max(self.steps, default=0)
 
     @property
     def is_over(self) -> bool:
-        """True if it has a summary and all planned steps."""
-        return self.summary is not None and self.done >= self.planned
+        """True if it has a summary of all planned steps; a kill may have lost the metrics of a step."""
+        return self.summary is not None and self.summary.get("steps", 0) >= self.planned
 
     @property
     def decisions(self) -> int:

@@ -46,7 +46,7 @@ def cache_sources(settings: CacheSettings, run: RunPaths | None = None) -> dict[
     deleted and made again under its name, the last ledger of the start groups that count. Raises DataError if it is damaged."""
     sources = {f"package '{name}'": source for name, source in bot_sources(settings.players).items()}
     if run is not None and run.settings.exists():
-        step = settings.from_groups // settings_of(run).rollouts.start_groups
+        step = max(1, settings.from_groups // settings_of(run).rollouts.start_groups)
         if (rows := read_ledger(run, step)) is not None:
             sources[f"run '{settings.from_run}'"] = metadata_of(rows)["content_crc32"]
     return sources

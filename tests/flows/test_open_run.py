@@ -23,6 +23,7 @@ from flows.train_policy import train_policy
 from flows.work_record import record_work
 from storage.adapters import publish_adapter
 from storage.files import file_lock
+from storage.json_files import write_json
 from tests.damage import flip
 from tests.telemetry.fake_nvml import card
 
@@ -93,6 +94,7 @@ def test_a_try_that_is_refused_later_leaves_the_name_free_and_the_users_files_as
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ):
     def refuse(*_: object, **__: object) -> None:
+        write_json(settings.paths.scores / "base.json", {"score of": "this model"})
         raise InputError("refused by the trainer")
 
     monkeypatch.setattr(open_run, "TrainerProcess", refuse)

@@ -68,6 +68,10 @@ def test_decisions_of_shards_that_retention_removed_are_counted(stored_run: RunP
     write_json(stored_run.summary, summary)
     assert (summary["decisions"], summary["orders_rejected"]) == (stored, 3)
     assert read_run(stored_run).decisions == page_of(stored_run).count("decisions rolled out") == stored
+    kept = [line for line in stored_run.metrics.read_text().splitlines() if json.loads(line)["step"] != 2]
+    stored_run.metrics.write_text("\n".join([*kept, json.dumps({"step": 2, "train/loss": 0.5})]) + "\n")
+    run = read_run(stored_run)
+    assert (run.is_over, run.done, run.decisions) == (True, 2, stored), "a kill took the last step's line"
 
 
 def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_probability(

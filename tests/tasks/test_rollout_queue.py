@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,10 @@ from entente.rollouts.groups import GroupRange
 from entente.telemetry.timing import Spans
 from storage.ledger import Eligible
 from storage.runs import RunPaths
+from storage.shards import LOCAL_PRODUCER, publish_shard
 from tasks import rollout_queue
 from tasks.rollout_queue import RolloutQueue
+from tests.storage.make_rows import make_decision
 from tests.waiting import Found, run_in_virtual_time
 
 START_GROUPS = 6
@@ -81,10 +84,11 @@ def field() -> Field:
     return Field()
 
 
-def queue(field: Field, depth: int, groups_per_task: int = 1) -> RolloutQueue:
+def queue(field: Field, depth: int, groups_per_task: int = 1, paths: RunPaths | None = None) -> RolloutQueue:
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS),
-        paths=RunPaths(Path("/nonexistent")),
+        paths=paths or RunPaths(Path("/nonexistent")),
+        tokens=SimpleNamespace(thinking=None),
         resume_point=TrainedStep(published=BASE, metrics={}),
         trainer=field,
         spans=Spans(),
@@ -234,6 +238,24 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
 
     scene(run)
     assert [group_range.step for group_range in field.begun] == list(range(1, LAST_STEP + 1))
+
+
+@pytest.mark.parametrize(("depth", "counted"), [(1, [START_GROUPS]), (2, [])])
+def test_rollouts_of_an_earlier_process_are_counted_unless_the_step_that_they_were_played_beside_has_logged_them(
+    field: Field, tmp_path: Path, depth: int, counted: list[int]
+):
+    paths, rng = RunPaths(tmp_path).create(), random.Random(0)
+    rows = [
+        make_decision(rng, LOCAL_PRODUCER, start_group=group, fork=fork) for group in range(START_GROUPS) for fork in range(2)
+    ]
+    publish_shard(paths, LOCAL_PRODUCER, 0, rows, [], {"run": "run"}, next_start_group=START_GROUPS)
+    field.ready = list(range(START_GROUPS))
+
+    async def run() -> list[float]:
+        async with queue(field, depth, paths=paths) as rollouts:
+            return [report["start_groups"] for report in (await rollouts.take(1)).reports]
+
+    assert scene(run) == counted and not field.begun
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -87,6 +87,8 @@ def begun_labels(work: WorkFolder) -> list[Path]:
 
 def _files(work: WorkFolder) -> dict[str, dict[str, dict[str, int]]]:
     """By kind and folder, the size of each file in bytes."""
+    if not (work.root / _FILES).is_file():
+        raise InputError(f"model '{work.final.name}' was begun by another release: go on with that, or remove '{work.root}'")
     return dict(read_json_object(work.root / _FILES, at_most=_LARGEST, what="file"))
 
 
