@@ -109,6 +109,7 @@ class EngineSupervisor(Engine):
         self._closed, self.ready = True, False
         if self._repair is not None:
             self._repair.cancel()
+            await asyncio.wait({self._repair})  # it closes the engine that it was starting
         await self._engine.close()
 
     async def _current_engine(self) -> Engine:
@@ -150,12 +151,21 @@ class EngineSupervisor(Engine):
 
     async def _rebuild(self, old: Engine) -> None:
         counts, events = await old.stats(), old.events()
-        try:
-            await old.close()
-        except Exception as error:
-            reporter().say(f"engine '{self.name}' could not be closed: {error!r}")
+        await self._try_to_close(old)
         fresh = self._make()
-        await fresh.start()
+        try:
+            await fresh.start()
+            await self._publish_again(fresh)
+        except BaseException:
+            await asyncio.shield(self._try_to_close(fresh))
+            raise
+        for name in _COUNTS:
+            self._earlier_counts[name] += getattr(counts, name)
+        self._earlier_events.update(events)
+        self._engine, self.ready = fresh, True
+        self.restarts += 1
+
+    async def _publish_again(self, fresh: Engine) -> None:
         newest = next(reversed(self._published), None)
         for version, policy in list(self._published.items()):
             try:
@@ -164,8 +174,9 @@ class EngineSupervisor(Engine):
                 if version == newest:
                     raise EngineLostError(f"version {version} could not be published again: {error}") from error
                 del self._published[version]  # an old version, whose folder may have been removed; requests for it will fail
-        for name in _COUNTS:
-            self._earlier_counts[name] += getattr(counts, name)
-        self._earlier_events.update(events)
-        self._engine, self.ready = fresh, True
-        self.restarts += 1
+
+    async def _try_to_close(self, engine: Engine) -> None:
+        try:
+            await engine.close()
+        except Exception as error:
+            reporter().say(f"engine '{self.name}' could not be closed: {error!r}")

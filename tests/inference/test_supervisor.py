@@ -9,7 +9,7 @@ import pytest
 from entente.inference.supervisor import EngineSupervisor
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import GenerationRequest
-from entente.telemetry.errors import EngineLostError
+from entente.telemetry.errors import DataError, EngineLostError
 from tests.inference.plain_engine import PlainEngine, expected_tokens
 from tests.inference.test_vllm_client import request_for
 
@@ -142,5 +142,42 @@ def test_events_of_all_engines_are_summed(request_for):
         built[0].dies = DEATH
         await supervisor.generate(request_for(1))
         assert supervisor.events() == {"engine_restarts": 1, "retries": 4}
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("republished", ["refused", "slow"])
+def test_no_engine_of_a_failed_or_cancelled_restart_runs_on(republished: str, request_for):
+    running, factory = set[PlainEngine](), Factory()
+
+    class Process(PlainEngine):
+        async def start(self) -> None:
+            running.add(self)
+
+        async def publish(self, policy: PolicyVersion) -> None:
+            if self is not factory.built[0]:
+                await asyncio.sleep(60 if republished == "slow" else 0)
+                raise DataError("the adapter is gone")
+
+        async def close(self) -> None:
+            await asyncio.sleep(0)
+            running.discard(self)
+
+    def build() -> PlainEngine:
+        factory.built.append(Process())
+        return factory.built[-1]
+
+    async def scene() -> None:
+        supervisor = EngineSupervisor(build)
+        await supervisor.start()
+        await supervisor.publish(PolicyVersion(version=1, adapter=NOWHERE, adapter_hash="hash-1"))
+        factory.built[0].dies = DEATH
+        asked = asyncio.create_task(supervisor.generate(request_for(1)))
+        await asyncio.wait({asked}, timeout=0.1)
+        assert asked.done() == (republished == "refused") and len(factory.built) > 1
+        await supervisor.close()
+        assert not running
+        with pytest.raises((EngineLostError, asyncio.CancelledError)):
+            await asked
 
     asyncio.run(scene())
