@@ -25,6 +25,8 @@ from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
 
 _POLL_S = 0.05
+_ROOT = Path(__file__).resolve().parents[1]
+"""Folder of this package: a clone, or the environment's site-packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,10 @@ def train_command(arguments: Sequence[str], runs_root: Path, run: str, *, alone:
     command = [sys.executable, "-m", "entente.cli.main", "train", "--run", run, "--runs-root", str(runs_root), *arguments]
     unset = ("OMP_NUM_THREADS", *(("PREFECT_API_URL", "PREFECT_HOME") if alone else ()))
     environment = {name: value for name, value in os.environ.items() if name not in unset}
-    return command, environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # Only these: vLLM's server, of another environment, inherits the variable and must not import this one's packages.
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    clone = [str(_ROOT)] if (_ROOT / "pyproject.toml").is_file() else []
+    return command, environment | {"PYTHONPATH": os.pathsep.join([*clone, *paths])}
 
 
 def _watch(child: "subprocess.Popen[str]", metrics: Path, until: float) -> list[float]:

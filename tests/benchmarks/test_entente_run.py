@@ -1,10 +1,12 @@
 """The figures of `bench e2e` are of settled steps."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from benchmarks.entente_run import RunFigures, figures
+from benchmarks.entente_run import RunFigures, figures, train_command
 from entente.cli.main import run
 
 
@@ -37,6 +39,13 @@ def test_nothing_to_measure_is_refused_before_anything_is_made(
     monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
     assert run(["bench", "e2e", *words]) == 2 and sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_is_measured_adds_only_the_clone_to_the_path_that_its_server_inherits(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["mine", "/elsewhere"]))
+    paths = train_command([], tmp_path, "some", alone=True)[1]["PYTHONPATH"].split(os.pathsep)
+    assert paths == [str(Path(__file__).parents[2]), str(tmp_path / "mine"), "/elsewhere"]
 
 
 @pytest.mark.slow
