@@ -68,7 +68,10 @@ def serve(
             return _serve_orders(policy, listener, key, runs_root)
     if not model:
         raise InputError("--model requires an argument: the model to serve; or give --openai and --run")
-    chosen = (settings or InferenceSettings()).model_copy(update={"model": model, "engine": "vllm"})
+    chosen = settings or InferenceSettings()
+    if ignored := "--urls" if chosen.urls else "--engine torch" if chosen.engine == "torch" else "":
+        raise InputError(f"`entente serve` starts vLLM's server on this machine: leave out {ignored}")
+    chosen = chosen.model_copy(update={"model": model, "engine": "vllm"})
     bind(host, port, key).close()  # refuses what vLLM would refuse minutes later
     from entente.decoding.model_files import resolve_model
     from entente.inference.engine_cards import check_vllm

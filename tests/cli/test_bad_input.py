@@ -71,6 +71,8 @@ REFUSED = [
     (["model", "imitate", "strong", "--recorded", "missing.jsonl"], "the recorded games 'missing.jsonl' cannot be read"),
     (["serve", "--openai", "--model", "bare", "--run", "taken"], "--model 'bare' is what is served: leave out"),
     (["serve", "--openai", "--model", "bare", "--version", "2"], "--model 'bare' is what is served: leave out"),
+    (["serve", "--model", "bare", "--engine", "torch"], "starts vLLM's server on this machine: leave out --engine torch"),
+    (["serve", "--model", "bare", "--urls", "http://10.0.0.5:8100"], "on this machine: leave out --urls"),
     (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
     (["serve", "--model", "bare", "--port", "{busy}"], "cannot listen on 127.0.0.1:{busy}"),
     (["serve", "--model", "bare", "--port", "99999"], "--port. Must be <= 65535"),
