@@ -114,7 +114,7 @@ def check_run(runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[
     from entente.inference.engine_cards import unused_card
     from entente.settings.find_model import TINY, check_room, model_for_plan
     from entente.settings.layers import layered_settings
-    from entente.telemetry.cards import driver_problem, torch_cuda, unusable_cards, visible_cards
+    from entente.telemetry.cards import torch_cuda, torch_problem, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
     from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
 
@@ -142,12 +142,12 @@ def check_run(runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[
         sentence, _, cure = str(error).partition(": ")
         yield _problem(name="engine", sentence=sentence, cure=cure)
         vllm, unused = None, ""
-    lost, cards = unusable_cards(), visible_cards()
-    if cards and (cuda := torch_cuda()):
-        if problem := driver_problem(cards[0].driver, cuda):
-            yield _problem(name="CUDA", sentence=problem[0], cure=problem[1])
-        if missing := missing_to_compile(Path(sysconfig.get_paths()["include"]) / "Python.h"):
-            yield _problem(name="compiler", sentence=f"Triton compiles kernels at the first use, and {missing}", cure=COMPILER)
+    lost, cards, cuda = unusable_cards(), visible_cards(), torch_cuda()
+    trains_here = settings.training.device != "cpu" and not unused
+    if (cuda or trains_here) and (problem := torch_problem()):
+        yield _problem(name="CUDA", sentence=problem[0], cure=problem[1])
+    if cards and cuda and (missing := missing_to_compile(Path(sysconfig.get_paths()["include"]) / "Python.h")):
+        yield _problem(name="compiler", sentence=f"Triton compiles kernels at the first use, and {missing}", cure=COMPILER)
     gpus = [card.name for card in cards]
     if vllm is not None and vllm.build == "cuda" and not gpus:
         sentence = "; ".join(["none is visible here, though vLLM is built for CUDA", *lost])

@@ -32,7 +32,7 @@ from entente.settings.find_model import (
 )
 from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.cards import CardPlan
+from entente.telemetry.cards import CardPlan, torch_problem
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import usable_cores
 from entente.training.settings import KEEP_CHECKPOINTS
@@ -223,4 +223,6 @@ def _uses(settings: RunSettings, cards: CardPlan, model: Path | None, cache: Pat
     for name, some in (("engine_cards", cards.engine), ("trainer_cards", cards.trainer)):
         plan |= {name: ", ".join(card.text for card in some)} if some else {}
     plan |= {"model": f"found: {model}" if model else to_make, "state_cache": f"found: {cache}" if cache else "to be built"}
+    if not unused and settings.training.device != "cpu":
+        unused = "; ".join(torch_problem() or ())
     return plan | ({"warning": unused} if unused else {})

@@ -144,6 +144,12 @@ def driver_problem(driver: str, cuda: tuple[int, int] | None) -> tuple[str, str]
     )
 
 
+def torch_problem() -> tuple[str, str] | None:
+    """What prevents the installed torch from computing on the visible cards, and its cure; None also without a card."""
+    cards = visible_cards()
+    return driver_problem(cards[0].driver, torch_cuda()) if cards else None
+
+
 def _check_places(places: Sequence[int], cards: Sequence[Card], setting: str) -> None:
     wrong = [place for place in places if not 0 <= place < len(cards)]
     if wrong:

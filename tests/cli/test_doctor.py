@@ -93,18 +93,19 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("driver", "path", "names"),
+    ("driver", "path", "cuda", "names"),
     [
-        pytest.param("550.54", None, {"CUDA"}, id="an old driver"),
-        pytest.param("580.82", "", {"compiler"}, id="no compiler"),
-        pytest.param("580.82", None, set(), id="ready"),
+        pytest.param("550.54", None, (13, 0), {"CUDA"}, id="an old driver"),
+        pytest.param("580.82", "", (13, 0), {"compiler"}, id="no compiler"),
+        pytest.param("580.82", None, None, {"CUDA"}, id="a trainer's torch for the CPU"),
+        pytest.param("580.82", None, (13, 0), set(), id="ready"),
     ],
 )
 def test_a_card_that_cannot_compute_is_told(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, path: str | None, names: set
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, path: str | None, cuda: tuple[int, int] | None, names: set
 ):
     monkeypatch.setattr(cards, "visible_cards", lambda: (replace(card(0), driver=driver),))
-    monkeypatch.setattr(cards, "torch_cuda", lambda: (13, 0))
+    monkeypatch.setattr(cards, "torch_cuda", lambda: cuda)
     monkeypatch.setattr(find_model, "check_room", lambda *_, **__: None)
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})

@@ -21,11 +21,13 @@ from entente.reports.read_run import read_run
 from entente.rollouts.rehearse_forks import unique_tokens
 from entente.settings.find_model import tiny_shape
 from entente.settings.layers import layered_settings
+from entente.telemetry import cards
 from entente.training.first_guess import matrix_rate
 from entente.training.settings import TinyModelSettings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
 from tests.command import content
+from tests.telemetry.fake_nvml import card
 
 
 def size(*folders: Path) -> int:
@@ -86,6 +88,15 @@ def test_a_plan_counts_the_adapters_that_stay_and_warns_of_memory_that_is_not_th
     monkeypatch.setattr(dry_run, "check_memory", lambda *_, **__: None)  # which refuses only what cannot work at all
     monkeypatch.setattr(dry_run, "this_machine", lambda _: Machine(memory=needed - 1))
     assert "the run may need more memory than is there" in planned(steps=1)["memory"]["warning"]
+
+
+def test_a_trainer_that_cannot_use_the_card_is_warned_of_unless_it_is_to_use_the_cpu(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(cards, "visible_cards", lambda: (card(0),))
+    monkeypatch.setattr(cards, "torch_cuda", lambda: None)
+    settings = layered_settings("laptop", [], {"runs_root": tmp_path})
+    assert "the installed torch is built for the CPU" in plan_train(settings)["uses"]["warning"]
+    on_cpu = settings.model_copy(update={"training": settings.training.model_copy(update={"device": "cpu"})})
+    assert "warning" not in plan_train(on_cpu)["uses"]
 
 
 def test_without_a_tokenizer_the_figures_are_bounds(entente):
