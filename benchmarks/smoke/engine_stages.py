@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from benchmarks.decode_cases import played_positions, requests_for, rollout_cases, sample
-from benchmarks.smoke.job import Job, StageFailed, StagePass
+from benchmarks.smoke.job import LONGEST, Job, StageFailed, StagePass
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, resolve_model
@@ -81,7 +81,7 @@ def engine_settings(job: Job) -> InferenceSettings:
         adapter_rank=RANK,
         max_sequences=BATCHES[job.device][-1],
         max_batched_tokens=8192 if on_card else 4096,
-        max_model_length=min(2048 if on_card else 512, max_position(model)),
+        max_model_length=min(LONGEST[job.device], max_position(model)),
     )
 
 

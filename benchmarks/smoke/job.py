@@ -10,6 +10,8 @@ from storage.json_files import kept_object
 
 Device = Literal["cpu", "cuda"]
 Figures = Mapping[str, float]
+LONGEST: Mapping[Device, int] = {"cuda": 2048, "cpu": 512}
+"""Tokens of the longest sequence, if the model has as many positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Pure functions from the figures of the stages to a file for `--config`, with a reason for each setting.
+"""From the model and the figures of the stages to a file for `--config`, with a reason for each setting.
 
 The engine gets the memory that the trainer does not need:
 
@@ -12,7 +12,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from benchmarks.smoke.job import Device, Figures
+from benchmarks.smoke.job import LONGEST, Device, Figures, Job
+from entente.game.prompts import DEFAULT_PROMPTS
+from entente.settings.find_model import model_shape
+from entente.telemetry.errors import InputError
+from entente.training.settings import TinyModelSettings
 
 NEAR = 0.95
 """The smallest value with this share of the best rate is recommended, because it needs less memory."""
@@ -24,6 +28,19 @@ class Advice(NamedTuple):
     """Section and setting, as in 'inference.dtype'."""
     value: str | int | float | bool
     reason: str
+
+
+def model_advice(job: Job) -> list[Advice]:
+    """The model that the stages tried, since a preset names another, and the sequence length with which they did."""
+    longest = LONGEST[job.device]
+    try:
+        shape = model_shape(job.model, TinyModelSettings(), DEFAULT_PROMPTS)
+    except InputError:  # the stages say it
+        shape = None
+    return [
+        Advice("inference.model", job.model, "the other settings depend on its size"),
+        Advice("inference.max_model_length", min(longest, shape.positions if shape else longest), "the length of every stage"),
+    ]
 
 
 def recommend(device: Device, figures: Mapping[str, Figures]) -> list[Advice]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.smoke.job import STAGES, Device, Job, Stage, StageFailed, StageResult, chosen_stages, figures_so_far
-from benchmarks.smoke.recommend import Advice, as_toml, base_preset, recommend
+from benchmarks.smoke.recommend import as_toml, base_preset, model_advice, recommend
 from entente.settings.layers import preset_names
 from entente.telemetry.cards import Card, check_visible, take_cards, visible_cards
 from entente.telemetry.child import ChildResult, answer_job, in_a_sentence, last_lines, run_child
@@ -54,8 +54,8 @@ def smoke_test(job: Job, card: Card | None, *, only: Sequence[str] = (), run: Ch
         facts |= {"card": card.name, "uuid": card.uuid, "driver": card.driver}
     results = asyncio.run(_run_stages(job, stages, run))
     figures, device = figures_so_far(job), card.name if card else "CPU"
-    model = Advice("inference.model", job.model, "the other settings depend on its size")
-    preset = as_toml([model, *recommend(job.device, figures)], f"recommended by `entente smoke` on {device}, model {job.model}")
+    advice = [*model_advice(job), *recommend(job.device, figures)]
+    preset = as_toml(advice, f"recommended by `entente smoke` on {device}, model {job.model}")
     base, file = base_preset(preset_names(), figures.get("card", {}), job.device), job.folder / "preset.toml"
     outcome = {
         "device": device,

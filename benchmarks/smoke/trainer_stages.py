@@ -14,7 +14,7 @@ from benchmarks.entente_run import run_entente
 from benchmarks.padded_rows import differences, flex_differences, tolerances
 from benchmarks.smoke.engine_stages import RANK, TINY, model_folder
 from benchmarks.smoke.job import Job, StageFailed, StagePass, figures_so_far
-from benchmarks.smoke.recommend import as_toml, base_preset, recommend, takes_flex
+from benchmarks.smoke.recommend import as_toml, base_preset, model_advice, recommend, takes_flex
 from benchmarks.trainer_arms import Steps
 from benchmarks.trainer_cases import Case, made_up_batch
 from entente.decoding.model_files import read_config
@@ -208,9 +208,8 @@ def steps(job: Job) -> StagePass:
 
 def _arguments(job: Job) -> list[str]:
     figures, advised, small = figures_so_far(job), job.folder / "advised.toml", job.folder / "small.toml"
-    advised.write_text(as_toml(recommend(job.device, figures), "from the previous stages"))
+    advised.write_text(as_toml([*model_advice(job), *recommend(job.device, figures)], "from the previous stages"))
     recipe = "".join(f"{name} = {json.dumps(value)}\n" for name, value in TINY.model_dump().items())
     small.write_text(_SMALL.format(steps=STEPS, groups=8 if job.device == "cuda" else 4) + f"[tiny_model]\n{recipe}")
     preset = base_preset(preset_names(), figures.get("card", {}), job.device)
-    words = ["--preset", preset, "--config", str(advised), "--config", str(small)]
-    return words if job.model == "tiny" else [*words, "--inference.model", str(model_folder(job))]
+    return ["--preset", preset, "--config", str(advised), "--config", str(small)]

@@ -9,6 +9,8 @@ import pytest
 from benchmarks.smoke import engine_stages, trainer_stages
 from benchmarks.smoke.job import STAGES, Job, StageFailed, StagePass, chosen_stages, figures_so_far
 from benchmarks.smoke.smoke_test import plan_job, run_stage, smoke_test
+from entente.settings.find_model import check_length, tiny_shape
+from entente.settings.layers import layered_settings
 from entente.telemetry.cards import VARIABLE
 from entente.telemetry.child import ChildResult
 from entente.telemetry.errors import InputError
@@ -77,6 +79,17 @@ def test_a_failed_stage_is_told_and_settings_follow_from_those_that_passed_in_an
     second = Children()
     assert smoke_test(job, None, only=["legal-mask"], run=second)["passed"] and second.begun == ["card", "legal-mask"]
     assert set(figures_so_far(job)) == {stage.name for stage in STAGES}
+
+
+def test_on_a_card_the_steps_and_the_recommended_run_train_the_model_of_the_job_at_a_length_that_it_has(tmp_path: Path):
+    job = plan_job("auto", "tiny", tmp_path, ONE_CARD)[0]
+    card = ChildResult(answer=PASSED | {"figures": {"total_bytes": 80.0 * 2**30}}, seconds=2.0)
+    command = smoke_test(job, None, run=Children(card=card))["command"].split()
+    assert command[3] == "gpu-80"
+    for words in (command[2:], trainer_stages._arguments(job)):
+        settings = layered_settings(words[1], [Path(word) for word in words if word.endswith(".toml")])
+        assert settings.inference.model == "tiny"
+        check_length(settings.inference, tiny_shape(settings.tiny_model, settings.prompts).positions, "tiny")
 
 
 @pytest.mark.parametrize(
