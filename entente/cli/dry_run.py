@@ -188,7 +188,8 @@ def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, t
         "available_bytes": machine.memory,
         "longest_sequences_held": plan.whole_sequences,
     }
-    if plan.needed > machine.memory:
+    on_engine_card = trainer_gpu if machine.trainer_total is None else 0
+    if plan.needed > machine.memory or plan.gpu_needed + on_engine_card > machine.gpu_free:
         rows["warning"] = (
             "the run may need more memory than is there: lower inference.max_sequences or inference.max_model_length, or set "
             "training.gradient_checkpointing"

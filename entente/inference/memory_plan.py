@@ -83,7 +83,7 @@ class MemoryPlan:
     needed: int
     """Main memory of all processes, at least."""
     gpu_needed: int = 0
-    """GPU memory that the engine reserves."""
+    """GPU memory that vLLM reserves, or to which the torch engine may grow."""
 
     @property
     def whole_sequences(self) -> int:
@@ -201,8 +201,9 @@ def check_memory(
             f"vLLM has no LoRA for a mixture of experts ('{shape.family}') on a CPU: set inference.engine to 'torch'"
         )
     plan = plan_memory(shape, settings, machine, trainer=trainer)
-    if machine.gpu_total and in_vllm:
-        _check_gpu(plan, settings, machine, trainer_gpu if shared else 0)
+    if machine.gpu_total:
+        check = _check_gpu if in_vllm else _check_gpu_of_torch
+        check(plan, settings, machine, trainer_gpu if shared else 0)
     if plan.tokens < plan.sequence:
         per_gib = GIB // plan.token
         raise InputError(
@@ -241,6 +242,19 @@ def _check_gpu(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, 
             f"engine and trainer share the GPU: inference.gpu_memory_utilization {settings.gpu_memory_utilization} takes "
             f"{size_text(plan.gpu_needed)} and the trainer at least {size_text(trainer)}, but {size_text(machine.gpu_free)} are "
             f"free: {lower}, or lower training.token_budget"
+        )
+
+
+def _check_gpu_of_torch(plan: MemoryPlan, settings: InferenceSettings, machine: Machine, trainer: int) -> None:
+    """Check only that one sequence fits: rows grow with need, and rarely to what `gpu_needed` says."""
+    sequence, contexts = plan.token * plan.sequence, (2 if trainer else 1) * CONTEXT_BYTES
+    if (needed := plan.weights + sequence + trainer + contexts) > machine.gpu_free:
+        beside = f" and the trainer at least {size_text(trainer)}" if trainer else ""
+        raise InputError(
+            f"the torch engine takes {size_text(plan.weights)} of the GPU for weights and {size_text(sequence)} for one sequence of "
+            f"inference.max_model_length {settings.max_model_length}{beside}; with the memory of CUDA that is {size_text(needed)}, "
+            f"but {size_text(machine.gpu_free)} are free: stop what uses it, or take a smaller model"
+            + (", or lower training.token_budget" if trainer else "")
         )
 
 

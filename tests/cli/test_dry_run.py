@@ -88,6 +88,9 @@ def test_a_plan_counts_the_adapters_that_stay_and_warns_of_memory_that_is_not_th
     monkeypatch.setattr(dry_run, "check_memory", lambda *_, **__: None)  # which refuses only what cannot work at all
     monkeypatch.setattr(dry_run, "this_machine", lambda _: Machine(memory=needed - 1))
     assert "the run may need more memory than is there" in planned(steps=1)["memory"]["warning"]
+    card = Machine(memory=10 * needed, gpu_free=2**20, gpu_total=2**30)
+    monkeypatch.setattr(dry_run, "this_machine", lambda _: card)
+    assert "the run may need more memory than is there" in planned(steps=1)["memory"]["warning"]
 
 
 def test_a_trainer_that_cannot_use_the_card_is_warned_of_unless_it_is_to_use_the_cpu(tmp_path: Path, monkeypatch):

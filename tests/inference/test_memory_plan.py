@@ -116,6 +116,25 @@ def test_engine_and_trainer_on_one_card_are_refused_with_the_share_that_leaves_b
         )
 
 
+def test_the_torch_engine_is_refused_a_card_that_cannot_hold_the_weights_one_sequence_and_the_trainer():
+    def machine(free: int) -> Machine:
+        return Machine(memory=128 * GIB, gpu_free=free, gpu_total=max(free, 24 * GIB))
+
+    # 14.8 billion weights as those of Qwen3-14B, in bfloat16: 27.5 GiB.
+    fourteen = replace(SEVEN_B, family="qwen3", layers=40, hidden=5120, key_value_heads=8, heads=40, parameters=14_768_307_200)
+    settings = InferenceSettings(engine="torch", dtype="bfloat16", max_model_length=2048, max_sequences=256)
+    said = refusal(fourteen, machine(23 * GIB), trainer_gpu=20 * GIB, **settings.model_dump())
+    assert "takes 27.5 GiB of the GPU for weights and 320 MiB for one sequence" in said
+    assert "and the trainer at least 20.0 GiB" in said and "but 23.0 GiB are free" in said
+    plan = plan_memory(fourteen, settings, machine(80 * GIB))
+    least = plan.weights + 2048 * plan.token + 20 * GIB + 2 * CONTEXT_BYTES
+    assert plan.gpu_needed > least, "rows may grow to more than is refused"
+    check_memory(fourteen, settings, machine=machine(least), trainer_gpu=20 * GIB)
+    refusal(fourteen, machine(least - 1), trainer_gpu=20 * GIB, **settings.model_dump())
+    apart = replace(machine(least - 20 * GIB - CONTEXT_BYTES), trainer_free=23 * GIB, trainer_total=24 * GIB)
+    check_memory(fourteen, settings, machine=apart, trainer_gpu=20 * GIB)
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
