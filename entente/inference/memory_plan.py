@@ -251,9 +251,9 @@ def _check_gpu_of_torch(plan: MemoryPlan, settings: InferenceSettings, machine: 
     if (needed := plan.weights + sequence + trainer + contexts) > machine.gpu_free:
         beside = f" and the trainer at least {size_text(trainer)}" if trainer else ""
         raise InputError(
-            f"the torch engine takes {size_text(plan.weights)} of the GPU for weights and {size_text(sequence)} for one sequence of "
-            f"inference.max_model_length {settings.max_model_length}{beside}; with the memory of CUDA that is {size_text(needed)}, "
-            f"but {size_text(machine.gpu_free)} are free: stop what uses it, or take a smaller model"
+            f"the torch engine takes {size_text(plan.weights)} of the GPU for weights and {size_text(sequence)} for one sequence "
+            f"of inference.max_model_length {settings.max_model_length}{beside}; with CUDA's own memory {size_text(needed)}, but "
+            f"{size_text(machine.gpu_free)} are free: stop what uses it, or take a smaller model"
             + (", or lower training.token_budget" if trainer else "")
         )
 
