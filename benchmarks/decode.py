@@ -140,7 +140,7 @@ async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -
             adapter = Path(scratch) / f"v{version:06d}"
             policy.save_adapter(adapter)
             swapped = version_in(adapter, version)
-            request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, tokens=1, first=version)
+            request = throwaway_request(f"swap/{version}", tokens.codec.eos_id, prompt=200, first=version)
             began = time.perf_counter()
             await engine.publish(swapped)
             generation = await engine.generate(request)

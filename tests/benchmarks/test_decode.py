@@ -12,6 +12,8 @@ import pytest
 from benchmarks import decode
 from benchmarks.decode_cases import RunInputs, record_step, requests_for
 from entente.game.snapshot import Snapshot
+from entente.inference.settings import InferenceSettings
+from entente.inference.torch_engine import TorchEngine
 from entente.inference.uniform_engine import UniformEngine
 from entente.rollouts.settings import RolloutSettings
 
@@ -59,6 +61,19 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     assert len(emptied) == decode.STEPS and len(cases) < decisions
     assert found["prefix_hit_share"] == pytest.approx(10 * decisions / whole)
     assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
+
+
+def test_each_adapter_swap_samples_one_token(tokens, model: Path):
+    async def swap() -> None:
+        engine = TorchEngine(model, InferenceSettings(max_model_length=512))
+        await engine.start()
+        try:
+            assert await decode.swap_ms(engine, tokens, model, rounds=2) > 0
+            assert (await engine.stats()).sampled_tokens == 3, "one to warm up"
+        finally:
+            await engine.close()
+
+    asyncio.run(swap())
 
 
 @pytest.mark.slow
