@@ -56,7 +56,7 @@ def label(
         made = 0
         async with open_players([contestant], runs_root, PlaySettings()) as opened:
             policy = PolicyPlayer(*opened.served[contestant.name])
-            about = made_by(settings, {"weights": contestant.weights_hash, "adapter": contestant.adapter_hash})
+            about = made_by(settings, contestant.identity)
             check_made_alike(folder, about)
             for done in range(0, settings.games, GAMES_A_FILE):
                 reporter().stage("label games", done, settings.games)

@@ -8,15 +8,17 @@
 The name of a resolved player has the version's number, so a match with 'newest' can be repeated later with the same version.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entente.decoding.base_identity import weights_hash
+from entente.decoding.base_identity import base_hashes, identity_of, weights_hash
 from entente.decoding.model_files import recipe_prompts, resolve_model
-from entente.evaluation.adapter_folders import is_adapter, open_adapter
+from entente.evaluation.adapter_folders import adapter_prompts, is_adapter, open_adapter
 from entente.evaluation.settings import PlaySettings
+from entente.game.prompts import PromptSettings
 from entente.game.scripted import PLAYERS, SEARCHES, check_player, is_player
 from entente.players.endpoint import read_endpoint
 from entente.players.opponents import is_endpoint
@@ -46,11 +48,18 @@ class Contestant:
     weights_hash: str = ""
     """Hash of the model's weights, the identity of an adapter's base, or that of a run's base with its prompts; empty for
     everything else."""
+    form: str = ""
+    """Identity of config, tokenizer, chat template and prompts of a model or adapter from a folder; empty for everything else."""
     searches: bool = False
 
     @property
     def policy(self) -> PolicyVersion:
         return PolicyVersion(version=self.version, adapter_hash=self.adapter_hash, adapter=self.adapter)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What its samples depend on, besides the code; two policies with equal values play alike."""
+        return {"weights": self.weights_hash, "adapter": self.adapter_hash, "form": self.form}
 
     @property
     def is_policy(self) -> bool:
@@ -138,11 +147,22 @@ def _model(name: str, runs_root: Path) -> Contestant:
             adapter=adapter.policy.adapter,
             model=adapter.base,
             weights_hash=adapter.identity,
+            form=_form(adapter.base, adapter_prompts(Path(name), adapter.base), runs_root),
         )
     folder = resolve_model(name)
-    if recipe_prompts(folder) is None:
+    if (prompts := recipe_prompts(folder)) is None:
         raise InputError(f"model '{name}' has no recipe.json with prompt settings: name a model that was made here")
-    return Contestant(name=Path(name).as_posix(), model=folder, weights_hash=weights_hash(folder, hashes_file(runs_root)))
+    return Contestant(
+        name=Path(name).as_posix(),
+        model=folder,
+        weights_hash=weights_hash(folder, hashes_file(runs_root)),
+        form=_form(folder, prompts, runs_root),
+    )
+
+
+def _form(base: Path, prompts: PromptSettings | None, runs_root: Path) -> str:
+    asked = json.dumps(prompts.model_dump(mode="json") if prompts else None, sort_keys=True)
+    return identity_of({**base_hashes(base, hashes_file(runs_root)), "prompts": asked})
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:

@@ -44,13 +44,13 @@ _NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 
 def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
-    """The label of a match; equal for equal settings, players (with the hashes of their weights) and code."""
+    """The label of a match; equal for equal settings, players (with the hashes of their weights and of their form) and code."""
     searches = any(player.searches_by(settings) for player in players)
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | (set() if searches else {"search"}))
     if any(player.is_endpoint for player in players):  # the token budget limits how much is played, and not how
         question["answer_tokens"] = settings.endpoint.answer_tokens
     who = [
-        (player.name, player.run, player.version, player.adapter_hash, *([player.weights_hash] if player.weights_hash else []))
+        (player.name, player.run, player.version, player.adapter_hash, *filter(None, (player.weights_hash, player.form)))
         for player in players
     ]
     scripted = [player.name for player in players if not player.is_policy]

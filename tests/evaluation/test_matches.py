@@ -1,10 +1,13 @@
 """Matches: every player plays all powers equally often, with the same starts and random numbers; counts add up."""
 
 import asyncio
+import itertools
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +22,8 @@ from entente.game.scripted import player
 from entente.players.policy import PolicyPlayer
 from entente.players.search_settings import SearchSettings
 from entente.players.seeds import seeded_rng
+from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from entente.rollouts.label_games import LabelSettings, made_by
 from entente.telemetry.errors import EngineError, InputError
 from flows.open_players import open_players
 from storage.control import code_of_play
@@ -184,6 +189,34 @@ def test_a_run_that_was_made_again_from_another_base_or_with_other_prompts_plays
         paths.base.write_text(json.dumps({"model.safetensors": base}))
         labels.add(match_label(MIXED, resolve_contestants(("a:base",), "", tmp_path)))
     assert len(labels) == 3
+
+
+@pytest.mark.parametrize("with_adapter", [False, True], ids=["model", "adapter"])
+def test_a_folder_with_an_edited_recipe_or_chat_template_plays_another_match_and_makes_other_labels(
+    with_adapter: bool, tmp_path: Path
+):
+    base = folder = shutil.copytree(Path(__file__).parents[2] / "models" / "whole-192", tmp_path / "base")
+    recipe = json.loads((base / "recipe.json").read_text())
+    if with_adapter:
+        folder = tmp_path / "adapter"
+        folder.mkdir()
+        (folder / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(base)}))
+        (folder / ADAPTER_WEIGHTS).write_bytes(b"")
+    made, labels = list[dict[str, Any]](), set[str]()
+
+    def plays() -> None:
+        players = resolve_contestants((str(folder),), "", tmp_path)
+        labels.add(match_label(MIXED, players))
+        made.append(made_by(LabelSettings(), players[0].identity))
+
+    plays()
+    plays()
+    assert len(labels) == 1 and made[0] == made[1]
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    plays()
+    (folder / "recipe.json").write_text(json.dumps({"prompts": recipe["prompts"] | {"examples": 2}}))
+    plays()
+    assert len(labels) == 3 and all(before != after for before, after in itertools.pairwise(made[1:]))
 
 
 def test_a_program_that_plays_differently_does_not_continue_a_match(monkeypatch):
