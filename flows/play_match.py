@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from entente.evaluation.contestants import Contestant, check_searches, resolve_contestants
+from entente.evaluation.contestants import Contestant, check_play_is_used, check_searches, resolve_contestants
 from entente.evaluation.match_files import (
     MatchRecord,
     answers_file,
@@ -46,6 +46,8 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         update={"players": tuple(player.name for player in players), "opponents": others[0].name if others else ""}
     )
     everybody = [*players, *(other for other in others if other.name not in match.players)]
+    # Prefect's form sends the defaults too.
+    check_play_is_used(everybody, MatchSettings.model_validate(match.model_dump(exclude_defaults=True)))
     check_searches(everybody, match)
     check_protocol(match)
     held_out: Sequence[Snapshot] = ()

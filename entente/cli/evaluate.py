@@ -117,12 +117,10 @@ def evaluate(
             "--version and --positions belong to the score on held-out positions, and this is a match: leave them out, and name "
             "versions in --players, as v20"
         )
-    if search is not None and strategy != "search" and not any("+search" in name for name in (players, *(opponents or ()))):
+    if search is not None and strategy != "search" and match is None:
         from entente.telemetry.errors import InputError
 
-        raise InputError(
-            "--search settings are given, but no player uses search: add --strategy search, or name a player such as v20+search"
-        )
+        raise InputError("--search settings are given, but the version does not search: add --strategy search")
     if endpoint is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
         from entente.telemetry.errors import InputError
 
@@ -130,17 +128,18 @@ def evaluate(
     if match is not None:
         asks = {"endpoint": endpoint.model_dump()} if endpoint is not None else {}
         match = type(match).model_validate(match.model_dump() | play.model_dump(exclude_unset=True) | asks)
-    from entente.evaluation.contestants import check_searches, needs_run, resolve_contestants
+    from entente.evaluation.contestants import check_play_is_used, check_searches, needs_run, resolve_contestants
 
     names = () if match is None else (*match.players, match.opponents)
     alone = match is not None and run == LATEST and match.start == "standard" and not needs_run(names)
     run = "" if alone else which_run(run, runs_root)
     uses_engine = match is None
     if match is not None:
-        for some in (match.players, (match.opponents,) if match.opponents else ()):
-            contestants = resolve_contestants(some, run, runs_root)
-            check_searches(contestants, match)
-            uses_engine |= any(player.run for player in contestants)
+        contestants = resolve_contestants(match.players, run, runs_root)
+        contestants += resolve_contestants((match.opponents,), run, runs_root) if match.opponents else []
+        check_play_is_used(contestants, play)
+        check_searches(contestants, match)
+        uses_engine = any(player.run for player in contestants)
     elif play.strategy == "search":
         from entente.players.search import check_search
 

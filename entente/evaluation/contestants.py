@@ -86,6 +86,19 @@ def check_searches(players: Sequence[Contestant], play: PlaySettings) -> None:
             check_search(play.search)
 
 
+def check_play_is_used(players: Sequence[Contestant], play: PlaySettings) -> None:
+    """Raises InputError if a temperature, strategy or search that was set in `play` is used by none of `players`."""
+    asked = play.model_fields_set
+    unused = " and ".join(f"--{name}" for name in ("temperature", "strategy") if name in asked)
+    if unused and not any(player.is_policy for player in players):
+        raise InputError(
+            f"{unused} would have no effect, because no player is a version or a model: leave it out, or name one, such as v20 "
+            "or models/whole-192"
+        )
+    if "search" in asked and not any(player.searches_by(play) for player in players):
+        raise InputError("--search settings are given, but no player searches: name one such as v20+search or dumbbot+search")
+
+
 def resolve_contestants(names: Sequence[str], run: str, runs_root: Path) -> list[Contestant]:
     """The players with these names; without a run name a version is of `run`. Raises InputError for unknown or repeated names."""
     contestants = [resolve_contestant(name, run, runs_root) for name in names]

@@ -10,7 +10,9 @@ import pytest
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from entente.telemetry.errors import InputError
 from flows.evaluate_policy import evaluate_policy
+from flows.play_match import play_match_of
 
+PUBLISHED = Path(__file__).parents[2] / "models" / "whole-192"
 MATCH = MatchSettings(players=("mover", "random"))
 
 
@@ -42,8 +44,46 @@ def test_the_command_line_s_play_is_that_of_the_match(entente, played: list[Matc
     monkeypatch.setattr("flows.evaluate_policy.evaluate_policy", evaluate_policy.fn)
     monkeypatch.setattr("entente.cli.evaluate.run_flow", lambda begin: asyncio.run(begin()))
     monkeypatch.setattr("entente.cli.evaluate._show_match", lambda result: None)
-    done = entente("evaluate", "--players", "mover,random", "--temperature", "0.5")
+    done = entente("evaluate", "--players", f"{PUBLISHED},random", "--years", "1", "--temperature", "0.5")
     assert done.returncode == 0 and [match.temperature for match in played] == [0.5], done.stderr
+
+
+NO_POLICY = "would have no effect, because no player is a version or a model"
+NO_SEARCH = "--search settings are given, but no player searches"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "sentence"),
+    [
+        ({"temperature": 0.5}, ("--temperature", "0.5"), f"--temperature {NO_POLICY}"),
+        ({"strategy": "search"}, ("--strategy", "search"), f"--strategy {NO_POLICY}"),
+        ({"search": {"playouts": 4}}, ("--search.playouts", "4"), NO_SEARCH),
+    ],
+    ids=["temperature", "strategy", "search"],
+)
+@pytest.mark.parametrize(
+    "players", [("mover", "random"), ("mover", "openai:some@http://127.0.0.1:9/v1")], ids=["scripted", "endpoint"]
+)
+def test_settings_that_no_player_of_a_match_uses_are_refused(
+    entente, tmp_path: Path, players: tuple[str, ...], settings: dict[str, Any], words: tuple[str, ...], sentence: str
+):
+    match = MatchSettings.model_validate({"players": players, "years": 1, **settings})
+    with pytest.raises(InputError, match=sentence):
+        asyncio.run(play_match_of("", tmp_path, match))
+    done = entente("evaluate", "--players", ",".join(players), "--years", "1", *words)
+    assert (done.returncode, done.stdout) == (2, "") and sentence in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("players", ["dumbbot+search,random", f"{PUBLISHED},random"], ids=["player that searches", "policy"])
+def test_a_search_that_some_player_uses_is_accepted(
+    entente, played: list[MatchSettings], monkeypatch: pytest.MonkeyPatch, players: str
+):
+    monkeypatch.setattr("flows.evaluate_policy.evaluate_policy", evaluate_policy.fn)
+    monkeypatch.setattr("entente.cli.evaluate.run_flow", lambda begin: asyncio.run(begin()))
+    monkeypatch.setattr("entente.cli.evaluate._show_match", lambda result: None)
+    strategy = () if "+search" in players else ("--strategy", "search")
+    done = entente("evaluate", "--players", players, "--years", "1", "--search.playouts", "4", *strategy)
+    assert done.returncode == 0 and [match.search.playouts for match in played] == [4], done.stderr
 
 
 @pytest.mark.in_turn
