@@ -114,7 +114,7 @@ def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | No
         engine, tokens, number = opened.served[policy.name]
         served = ServedPolicy(
             name=policy.name,
-            fingerprint=(policy.adapter_hash or policy.weights_hash)[:16],
+            fingerprint=policy.fingerprint,
             host=opened.host,
             engine=engine,
             tokens=tokens,

@@ -62,6 +62,11 @@ class Contestant:
         return {"weights": self.weights_hash, "adapter": self.adapter_hash, "form": self.form}
 
     @property
+    def fingerprint(self) -> str:
+        """Hash of `identity`, 16 hex digits."""
+        return identity_of(self.identity)
+
+    @property
     def is_policy(self) -> bool:
         return bool(self.run) or self.model is not None
 

@@ -43,7 +43,7 @@ class ServedPolicy:
     name: str
     """Model name of the API: 'mine:v20' or 'models/whole-192'."""
     fingerprint: str
-    """Of its weights: equal fingerprint, seed and position give equal orders."""
+    """Of its weights, tokenizer and prompts: equal fingerprint, seed and position give equal orders."""
     host: EngineHost
     engine: Engine
     tokens: Tokens

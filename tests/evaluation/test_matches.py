@@ -183,12 +183,14 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
 
 
 def test_a_run_that_was_made_again_from_another_base_or_with_other_prompts_plays_another_match(tmp_path: Path):
-    paths, labels = RunPaths(tmp_path / "a").create(), set[str]()
+    paths, labels, fingerprints = RunPaths(tmp_path / "a").create(), set[str](), set[str]()
     for base, own_line in [("x", "last"), ("y", "last"), ("y", "in_place")]:
         paths.settings.write_text(json.dumps({"prompts": {"own_line": own_line}}))
         paths.base.write_text(json.dumps({"model.safetensors": base}))
-        labels.add(match_label(MIXED, resolve_contestants(("a:base",), "", tmp_path)))
-    assert len(labels) == 3
+        (base_model,) = resolve_contestants(("a:base",), "", tmp_path)
+        labels.add(match_label(MIXED, [base_model]))
+        fingerprints.add(base_model.fingerprint)
+    assert len(labels) == len(fingerprints) == 3
 
 
 @pytest.mark.parametrize("with_adapter", [False, True], ids=["model", "adapter"])
@@ -202,12 +204,13 @@ def test_a_folder_with_an_edited_recipe_or_chat_template_plays_another_match_and
         folder.mkdir()
         (folder / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(base)}))
         (folder / ADAPTER_WEIGHTS).write_bytes(b"")
-    made, labels = list[dict[str, Any]](), set[str]()
+    made, labels, fingerprints = list[dict[str, Any]](), set[str](), set[str]()
 
     def plays() -> None:
         players = resolve_contestants((str(folder),), "", tmp_path)
         labels.add(match_label(MIXED, players))
         made.append(made_by(LabelSettings(), players[0].identity))
+        fingerprints.add(players[0].fingerprint)
 
     plays()
     plays()
@@ -216,7 +219,7 @@ def test_a_folder_with_an_edited_recipe_or_chat_template_plays_another_match_and
     plays()
     (folder / "recipe.json").write_text(json.dumps({"prompts": recipe["prompts"] | {"examples": 2}}))
     plays()
-    assert len(labels) == 3 and all(before != after for before, after in itertools.pairwise(made[1:]))
+    assert len(labels) == len(fingerprints) == 3 and all(before != after for before, after in itertools.pairwise(made[1:]))
 
 
 def test_a_program_that_plays_differently_does_not_continue_a_match(monkeypatch):
