@@ -5,6 +5,7 @@ model, all decisions of a step's start groups (`benchmarks/decode_cases.py`), em
 """
 
 import asyncio
+import itertools
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.decode_cases import Case, RunInputs, record_step, requests_for, sample
+from benchmarks.decode_cases import Case, FreshPrefixes, RunInputs, record_step, requests_for, sample
 from benchmarks.outcome import Outcome, Target, check_rounds
 from entente.decoding.codec import Codec
 from entente.decoding.table_builder import TableBuilder
@@ -65,7 +66,7 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
     steps = []
     for step in range(1, STEPS + 1):
         await engine.forget_prefixes()  # as each new version does in a run
-        steps.append(await record_step(inputs, step, engine, tokens))
+        steps.append(await record_step(inputs, step, FreshPrefixes(engine, step), tokens))
     sampled = [pair for step in steps for pair in step.sampled]
     decisions = sum(step.decisions for step in steps)
     prompt_tokens = sum(len(request.prompt_ids) for request, _ in sampled)
@@ -112,11 +113,13 @@ def gpu_aware_clock() -> float:
 async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *, rounds: int) -> dict[str, float]:
     """Decisions per CPU second at each of RATES_AT, and the gain from 1 to IN_FLIGHT; each with an empty prefix cache."""
     seconds: dict[int, list[float]] = {in_flight: [] for in_flight in RATES_AT}
+    firsts = itertools.count(STEPS + 1)
     for _ in range(rounds):
         for in_flight, spent in seconds.items():
             await engine.forget_prefixes()
+            fresh = FreshPrefixes(engine, next(firsts))
             began = gpu_aware_clock()
-            await sample(engine, requests, in_flight)
+            await sample(fresh, requests, in_flight)
             spent.append((gpu_aware_clock() - began) / len(requests))
     ratios = [alone / together for alone, together in zip(seconds[1], seconds[IN_FLIGHT], strict=True)]
     return {

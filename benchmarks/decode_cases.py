@@ -78,6 +78,21 @@ async def sample(engine: Any, requests: Sequence[GenerationRequest], in_flight: 
     return await asyncio.gather(*map(one, requests))
 
 
+@dataclass(slots=True)
+class FreshPrefixes:
+    """An engine whose prompts start with the token `first`, so that no prefix cached under another `first` serves them: vLLM's
+    cache cannot be emptied from here."""
+
+    engine: Any
+    first: int
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        return await self.engine.generate(replace(request, prompt_ids=[self.first, *request.prompt_ids[1:]]))
+
+
 # -- whole rollouts --------------------------------------------------------------------------------------------------------
 
 

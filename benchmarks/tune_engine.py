@@ -173,7 +173,8 @@ def table_rows(
     for each in sorted(candidates, key=lambda each: -measured[each]["decisions_per_s"] if each in measured else 0.0):
         figures = measured.get(each)
         row = {"candidate": each.label(varied)}
-        row |= {head: form.format(figures[name]) if figures else "" for head, (name, form) in COLUMNS.items()}
+        seen = {name: figures[name] if figures else None for name, _ in COLUMNS.values()}
+        row |= {head: "" if seen[name] is None else form.format(seen[name]) for head, (name, form) in COLUMNS.items()}
         why = failed[each].why if each in failed else ""
         note = "chosen" if each is chosen else "misses" if figures and misses(figures, tuning) else why
         rows.append(row | {"note": note})

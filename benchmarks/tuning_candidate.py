@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.decode_cases import FreshPrefixes
 from entente.decoding.codec import Codec
-from entente.inference.engine import Engine
 from entente.inference.settings import InferenceSettings
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
+from entente.records.policy_version import PolicyVersion
 from entente.records.rows import Decision
 from entente.rollouts.groups import StartGroup, decisions_of, plan_start_groups, roll_out
 from entente.settings.find_model import model_of
@@ -51,23 +52,32 @@ async def _measure(run: RunSettings, settings: InferenceSettings, count: int, ro
     groups, tokens = plan_start_groups(positions, 0, played.rollouts), Tokens(Codec(model), run.prompts)
     engine = choose_engine(settings, model, name="candidate")
     await engine.start()
-    if versions := published_versions(run.paths):
-        await engine.publish(replace(read_adapter(run.paths, versions[-1]), version=1))
-    await _one_pass(engine, tokens, played, groups[:1])  # warm-up: compilation and one-time allocations
-    passes = [await _one_pass(engine, tokens, played, groups) for _ in range(rounds)]
+    versions = published_versions(run.paths)
+    adapter = read_adapter(run.paths, versions[-1]) if versions else None
+    await one_pass(engine, tokens, played, groups[:1], 1, adapter)  # warm-up: compilation and one-time allocations
+    passes = [await one_pass(engine, tokens, played, groups, 2 + number, adapter) for number in range(rounds)]
     await engine.close()
     return {"engine": engine_here(settings)[0], **figures_of(passes)}
 
 
-async def _one_pass(engine: Engine, tokens: Tokens, run: RunSettings, groups: list[StartGroup]) -> tuple[list[Decision], float]:
-    """Play all start groups concurrently from an empty prefix cache; returns their rows and the seconds."""
+async def one_pass(
+    engine: Any, tokens: Tokens, run: RunSettings, groups: list[StartGroup], number: int, adapter: PolicyVersion | None
+) -> tuple[list[Decision], float]:
+    """Play all start groups concurrently; returns their rows and the seconds. No prefix is cached yet: pass `number` has a
+    version of that number, or without an adapter a first prompt token of its own."""
     await engine.forget_prefixes()
+    if adapter is None:
+        engine = FreshPrefixes(engine, number)
+    else:
+        await engine.publish(replace(adapter, version=number))
+        await engine.retire(number)
     began = time.perf_counter()
     forks = await roll_out(groups, {POLICY: PolicyPlayer(engine, tokens)}, run.rollouts, producer="tuning", seed=run.seed)
     return decisions_of(forks), time.perf_counter() - began
 
 
-def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float]:
+def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float | None]:
+    """`first_token_ms` is None if the engine does not measure it, as vLLM."""
     rates = [len(rows) / seconds for rows, seconds in passes]
     sampled = [row for rows, _ in passes for row in rows]
     first = [row.queue_ms + row.prefill_ms for row in sampled]
@@ -75,7 +85,7 @@ def figures_of(passes: list[tuple[list[Decision], float]]) -> dict[str, float]:
         "decisions_per_s": median(rates),
         "tokens_per_s": median(sum(len(row.input_ids) - row.prompt_len for row in rows) / seconds for rows, seconds in passes),
         "latency_ms_p99": float(np.quantile([row.decode_ms + wait for row, wait in zip(sampled, first, strict=True)], 0.99)),
-        "first_token_ms": float(np.mean(first)),
+        "first_token_ms": float(np.mean(first)) or None,
         "cache_hit": sum(row.cached_tokens for row in sampled) / sum(row.prompt_len for row in sampled),
         "spread": (max(rates) - min(rates)) / median(rates),
     }

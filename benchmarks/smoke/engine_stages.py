@@ -17,7 +17,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.decode_cases import played_positions, requests_for, rollout_cases, sample
+from benchmarks.decode_cases import FreshPrefixes, played_positions, requests_for, rollout_cases, sample
 from benchmarks.smoke.job import LONGEST, Job, StageFailed, StagePass
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
@@ -117,11 +117,10 @@ def renamed(requests: Sequence[GenerationRequest], label: str) -> list[Generatio
 
 async def rate(engine: Any, requests: Sequence[GenerationRequest], label: str, in_flight: int) -> float:
     """Decisions per second. The first prompt token depends on `in_flight`, so that no prompt is in the prefix cache yet."""
-    first, some = in_flight.bit_length(), renamed(requests[: 8 + 4 * in_flight], label)
-    fresh = [replace(request, prompt_ids=[first, *request.prompt_ids[1:]]) for request in some]
+    some = renamed(requests[: 8 + 4 * in_flight], label)
     began = time.perf_counter()
-    await sample(engine, fresh, in_flight)
-    return len(fresh) / (time.perf_counter() - began)
+    await sample(FreshPrefixes(engine, in_flight.bit_length()), some, in_flight)
+    return len(some) / (time.perf_counter() - began)
 
 
 def with_engine(job: Job, work: Callable[[Any], Awaitable[Any]]) -> Any:

@@ -63,6 +63,26 @@ def test_shares_and_uncached_tokens_are_of_tokens_in_whole_rollouts(tokens, posi
     assert found["uncached_tokens_per_decision"] == pytest.approx(whole / decisions - 10)
 
 
+def test_no_arm_finds_prompts_of_another_in_a_cache_that_cannot_be_emptied(tokens, positions):
+    arms: list[set[int]] = []
+
+    class Recording(UniformEngine):
+        async def forget_prefixes(self) -> None:
+            arms.append(set())
+
+        async def generate(self, request):
+            arms[-1].add(request.prompt_ids[0])
+            return await super().generate(request)
+
+    async def measure() -> None:
+        _, cases = await decode.rollout_figures(Recording(), tokens, laptop_like(positions), rounds=1)
+        await decode.batching_figures(Recording(), requests_for(cases, tokens, "again"), rounds=2)
+
+    asyncio.run(measure())
+    assert len(arms) == decode.STEPS + 2 * len(decode.RATES_AT)
+    assert sum(map(len, arms)) == len(set.union(*arms)) == len(arms)
+
+
 def test_each_adapter_swap_samples_one_token(tokens, model: Path):
     async def swap() -> None:
         engine = TorchEngine(model, InferenceSettings(max_model_length=512))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks import tune_engine
-from benchmarks.tune_engine import NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
+from benchmarks.tune_engine import COLUMNS, NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import ChildResult
@@ -77,3 +77,9 @@ def test_the_current_settings_give_way_only_to_a_gain_beyond_noise(base: RunSett
     current, other = grid(base, max_sequences=(64,))
     chosen, _ = choose({current: figures(100), other: figures(rate, spread=spread)}, TuneSettings())
     assert (chosen is current) is stays
+
+
+def test_what_vllm_does_not_measure_is_an_empty_cell(base: RunSettings):
+    (current,) = grid(base)
+    (row,) = table_rows([current], {current: figures(100) | {"first_token_ms": None}}, {}, current, TuneSettings())
+    assert [head for head in COLUMNS if not row[head]] == ["first token ms"]

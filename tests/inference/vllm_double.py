@@ -81,6 +81,8 @@ class VllmDouble:
         self.unloaded: list[str] = []
         self.sampled: list[tuple[str, int]] = []
         """Name of the model or adapter, and seed, of each request."""
+        self.prompts: list[tuple[str, tuple[int, ...]]] = []
+        """Name of the model or adapter, and prompt, of each request."""
         self._key, self._root = key, root or str(model)
         self._engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=64), name="double")
         self._numbers = itertools.count(1)
@@ -186,6 +188,7 @@ class VllmDouble:
         extra = parameters["extra_args"]
         assert (parameters["temperature"], parameters["logprobs"]) == (0.0, 0)
         self.sampled.append((model, extra[SAMPLING_KEY][0]))
+        self.prompts.append((model, tuple(body["token_ids"])))
         self.in_flight += 1
         try:
             await asyncio.sleep(self.delay_s)
