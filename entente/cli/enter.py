@@ -68,12 +68,12 @@ def enter(
     _check_address(address)
     ids = tuple(dict.fromkeys(each.strip() for each in game.split(",") if each.strip()))
     wanted = named_powers(power)
-    account, password = _secret(_ACCOUNT, "account", hidden=False), _secret(_PASSWORD, "password")
     if len(wanted) > 1:
         raise InputError(f"--power names {' and '.join(wanted)}: name one")
     if not ids:
         raise InputError("--game names no game: give the ids of games, separated by commas")
-    _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
+    who = _resolved(player, run, how, runs_root)
+    account, password = _secret(_ACCOUNT, "account", hidden=False), _secret(_PASSWORD, "password")
     from entente.live_games.enter import Entry
 
     entry = Entry(
@@ -88,6 +88,14 @@ def enter(
         seed=seed,
     )
     _play(entry, who, how, runs_root)
+
+
+def _resolved(player: str, run: str, how: "PlaySettings", runs_root: Path) -> "Contestant":
+    from entente.evaluation.contestants import check_play_is_used
+
+    _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
+    check_play_is_used([who], how)
+    return who
 
 
 def _play(entry: "Entry", who: "Contestant", how: "PlaySettings", runs_root: Path) -> None:
@@ -111,8 +119,8 @@ def _play_web(url: str, game: str, player: str, run: str, how: "PlaySettings", s
     ids = [each.strip() for each in game.split(",") if each.strip()]
     if wrong := [each for each in ids if not each.isdigit()]:
         raise InputError(f"--game names '{wrong[0]}': games of webDiplomacy have numbers")
+    who = _resolved(player, run, how, runs_root)
     key = _secret(_WEB_KEY, "API key")
-    _, (who,) = resolve_players([with_run(player, run, runs_root)], "", runs_root)
 
     async def play(opened: "OpenPlayers") -> None:
         async with web_session() as session:

@@ -76,7 +76,7 @@ def play(
         read_game(file)  # a file that is none is refused before anything is written
     else:
         seats = _seats("" if watch else power, against, seed)
-        seats = _resolved({power: with_run(who, run, runs_root) for power, who in seats.items()}, runs_root)[0]
+        seats = _resolved({power: with_run(who, run, runs_root) for power, who in seats.items()}, how, runs_root)[0]
     make_directory(file.parent)
     with file_lock(file.with_name(f".{file.name}.lock")) as mine:
         if not mine:
@@ -84,14 +84,15 @@ def play(
         _play(file, seats, how, seed, years, port, runs_root, browser=browser)
 
 
-def _resolved(seats: dict[str, str], runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
-    from entente.evaluation.contestants import resolve_contestants
+def _resolved(seats: dict[str, str], how: "PlaySettings", runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
+    from entente.evaluation.contestants import check_play_is_used, resolve_contestants
     from entente.game.scripted import SEARCHES
     from entente.live_games.game import HUMAN
 
     meant, players = resolve_players((who for who in seats.values() if who != HUMAN), "", runs_root)
     if (helper := "dumbbot" + SEARCHES) not in meant:  # gives hints
         players += resolve_contestants([helper], "", runs_root)
+    check_play_is_used(players, how)
     return {power: meant.get(who, who) for power, who in seats.items()}, players
 
 
@@ -107,7 +108,7 @@ def _play(
 
     stored = read_game(file) if file.exists() else None  # another command may have begun and left it before the lock was ours
     as_before = _goes_on(stored) if stored else ""
-    seats, players = _resolved(dict(stored.seats) if stored else seats, runs_root)
+    seats, players = _resolved(dict(stored.seats) if stored else seats, how, runs_root)
 
     async def serve_game(opened: "OpenPlayers") -> None:
         seated = SeatedPlayers([player.name for player in players], opened, how.temperature)

@@ -27,11 +27,12 @@ Search = Annotated[
 
 
 def how_they_play(temperature: float, search: SearchSettings | None) -> "PlaySettings":
-    """Checked settings; the search has only the fields set on the command line."""
+    """Checked settings, of which only those set on the command line are set, so that `check_play_is_used` can tell."""
     from entente.evaluation.settings import PlaySettings
 
+    sampling = {"temperature": temperature} if temperature != 1 else {}
     searching = {"search": search.model_dump(exclude_unset=True)} if search else {}
-    return PlaySettings.model_validate({"temperature": temperature} | searching)
+    return PlaySettings.model_validate(sampling | searching)
 
 
 def named_powers(text: str) -> list[str]:

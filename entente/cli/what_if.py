@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, validators
 
 from entente.cli.options import SEED, AsJson, Run, RunsRoot, which_run
-from entente.cli.players import Temperature, resolve_players, with_open_players
+from entente.cli.players import Temperature, how_they_play, resolve_players, with_open_players
 from storage.runs import GAMES_FOLDER, LATEST
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def what_if(
         entente runs what-if --game best --phase S1902M --power turkey --version newest --players newest --json
     """
     from entente.cli.terminal import print_json, show_progress
+    from entente.evaluation.contestants import check_play_is_used
     from entente.evaluation.what_if import Continuation, asked_power, other_orders
     from entente.reports.sentences import describe_change
     from entente.telemetry.errors import InputError
@@ -67,6 +68,7 @@ def what_if(
     changed = other_orders(position, order_texts, power) if orders else None
     power = asked_power(position, power, changed)
     meant, contestants = resolve_players([*([version] if version else []), *_split(players)], owner or run, runs_root)
+    check_play_is_used(contestants, how_they_play(temperature, None))
     version = meant.get(version, "")
     how = Continuation(
         forks=forks, years=years, players=tuple(meant[who] for who in _split(players)), seed=seed, temperature=temperature

@@ -64,6 +64,15 @@ REFUSED = [
     (["model", "imitate", "mine", "--games", "2", "--labels", "nope"], "there are no labels in 'nope': make some with"),
     (["model", "imitate", "mine", "--begin-with", "bare"], "model 'bare' has no tokenizer.json"),
     (["enter", "http://127.0.0.1:9/api.php", "--game", "friday"], "--game names 'friday': games of webDiplomacy have numbers"),
+    (
+        ["enter", "http://127.0.0.1:9/api.php", "--player", "dumbbot", "--search.playouts", "4"],
+        "--search settings are given, but no player searches",
+    ),
+    (
+        ["enter", "127.0.0.1:9", "--game", "friday", "--player", "dumbbot", "--search.playouts", "4"],
+        "--search settings are given, but no player searches",
+    ),
+    (["play", "--temperature", "0.5"], "--temperature would have no effect, because no player is a version or a model"),
     (["train", "--config", "nested.toml"], "seed: input should be a valid integer"),
     (["cache", "show", "--runs-root", "elsewhere"], "there is no state cache in 'elsewhere/_state_cache'"),
     (["model", "make", "--hidden", "33"], "hidden: input should be a multiple of 32, got '33'"),
