@@ -96,7 +96,10 @@ def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: 
         flag = others[0].replace("_", "-")
         raise InputError(f"--openai takes the engine's settings from the run or the model: leave out --{flag}")
     if model:
-        return resolve_contestant(model if "/" in model else f"./{model}", "", runs_root)
+        policy = resolve_contestant(model if "/" in model else f"./{model}", "", runs_root)
+        if policy.model is None or policy.searches:
+            raise InputError(f"--model '{model}' is no folder of a model or adapter: name one, such as models/whole-192")
+        return policy
     name = f"v{version}" if version.isdecimal() else version
     if not re.fullmatch(r"base|newest|v\d+", name):
         raise InputError(f"--version '{version}' is no version: give a number from 0, base or newest")

@@ -12,6 +12,7 @@ from entente.settings.layers import layered_settings
 from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
 
+PUBLISHED = Path(__file__).parents[2] / "models" / "whole-192"
 HEAVY = ("torch", "vllm", "prefect", "wandb")
 
 
@@ -80,6 +81,8 @@ REFUSED = [
     (["model", "imitate", "strong", "--recorded", "missing.jsonl"], "the recorded games 'missing.jsonl' cannot be read"),
     (["serve", "--openai", "--model", "bare", "--run", "taken"], "--model 'bare' is what is served: leave out"),
     (["serve", "--openai", "--model", "bare", "--version", "2"], "--model 'bare' is what is served: leave out"),
+    (["serve", "--openai", "--model", f"{PUBLISHED}+search"], "+search' is no folder of a model or adapter: name one, such as"),
+    (["serve", "--openai", "--model", "openai:m@http://127.0.0.1:9/v1"], "is no folder of a model or adapter: name one, such as"),
     (["serve", "--model", "bare", "--engine", "torch"], "starts vLLM's server on this machine: leave out --engine torch"),
     (["serve", "--model", "bare", "--urls", "http://10.0.0.5:8100"], "on this machine: leave out --urls"),
     (["serve", "--model", "bare", "--host", "0.0.0.0"], "a server on 0.0.0.0 needs a key"),
