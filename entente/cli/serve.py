@@ -91,14 +91,18 @@ def serve(
 
 def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: InferenceSettings | None) -> "Contestant":
     from entente.evaluation.contestants import resolve_contestant
+    from entente.game.scripted import SEARCHES
 
     if others := sorted(settings.model_fields_set if settings else set()):
         flag = others[0].replace("_", "-")
         raise InputError(f"--openai takes the engine's settings from the run or the model: leave out --{flag}")
     if model:
+        refusal = InputError(f"--model '{model}' is no folder of a model or adapter: name one, such as models/whole-192")
+        if model.endswith(SEARCHES):  # before a folder's weights are hashed
+            raise refusal
         policy = resolve_contestant(model if "/" in model else f"./{model}", "", runs_root)
-        if policy.model is None or policy.searches:
-            raise InputError(f"--model '{model}' is no folder of a model or adapter: name one, such as models/whole-192")
+        if policy.model is None:
+            raise refusal
         return policy
     name = f"v{version}" if version.isdecimal() else version
     if not re.fullmatch(r"base|newest|v\d+", name):
