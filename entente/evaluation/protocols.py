@@ -91,7 +91,10 @@ def check_protocol(match: MatchSettings) -> None:
 
 def part_of_protocol(match: MatchSettings) -> str:
     """A sentence if the match has fewer games than its protocol; else empty."""
+    from entente.evaluation.matches import DEFAULT_GAMES, GAMES_PER_ROUND, rounds_for  # loads NumPy, which help does not need
+
     protocol = protocols().get(match.protocol)
-    if protocol is None or match.games >= protocol.games:
+    games = rounds_for(match.games or DEFAULT_GAMES) * GAMES_PER_ROUND
+    if protocol is None or games >= protocol.games:
         return ""
-    return f"this is a part of protocol {match.protocol}: {match.games} of its {protocol.games} games"
+    return f"this is a part of protocol {match.protocol}: {games} of its {protocol.games} games"

@@ -22,6 +22,11 @@ def test_each_is_a_match_of_whole_rounds_that_holds_to_itself(name: str):
     assert (match.games, match.years) == {"one-table": (70, 6), "gunboat-1910": (210, 10)}.get(name, (210, 20))
 
 
+def test_a_part_of_a_protocol_is_counted_in_games_played_which_are_whole_rounds():
+    assert part_of_protocol(asked("whole-game", "mover", games=205)) == ""
+    assert part_of_protocol(asked("whole-game", "mover", games=20)).endswith("whole-game: 21 of its 210 games")
+
+
 def test_the_reverse_seats_one_dumbbot_on_every_power_among_six_of_ours():
     plans = plan_match(asked("whole-game-reverse", "mover"), 1)
     assert [plan.measured for plan in plans] == [(power,) for power in (POWERS[0], *reversed(POWERS[1:]))]
