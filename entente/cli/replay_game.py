@@ -64,6 +64,7 @@ def _list(paths: "RunPaths", last: int) -> None:
 
     from entente.evaluation.intervals import format_count
     from entente.reports.games import games_of
+    from entente.reports.write_page import of_run
     from storage.run_sql import connect
 
     with connect(paths.root) as connection:
@@ -79,4 +80,6 @@ def _list(paths: "RunPaths", last: int) -> None:
     console = output_console()
     console.print(table)
     count = format_count(len(games), "games")
-    console.print(f"{count}; replay one: entente replay {games[-1].name} --run {paths.root.name}", soft_wrap=True)
+    console.print(
+        f"{count}; replay one: entente replay {games[-1].name} {of_run(paths.root.name, paths.root.parent)}", soft_wrap=True
+    )

@@ -182,7 +182,8 @@ def test_a_game_of_two_producers_is_listed_by_a_name_that_works_and_each_has_a_p
     own = {name: metadata_of(decisions)[name] for name in ("run", "base_model", "tokenizer", "settings")}
     publish_shard(stored_run, "probe", int(newest.stem), decisions, open_phases(newest, decisions), own)
     entente, words = Entente(stored_run.root.parent), ("--run", "before", "--runs-root", ".")
-    suggested = entente("replay", *words, "--last", "1").stdout.partition("entente replay ")[2].split()[0]
+    suggested, *its_run = entente("replay", *words, "--last", "1").stdout.partition("entente replay ")[2].split()
+    assert its_run == list(words)
     producer, _, name = suggested.partition("/")
     names = [f"{producer}/{name}", f"{'local' if producer == 'probe' else 'probe'}/{name}"]
     for ambiguous in (("replay", name), ("replay", name.partition("/")[0]), ("runs", "what-if", "--game", name)):
