@@ -305,21 +305,27 @@ def test_a_version_of_a_fetched_base_has_a_card_that_says_nothing_of_how_the_bas
     assert "games between" not in card and "imitation steps" not in card and "stored as float32" in card
 
 
-def test_the_matches_of_a_version_s_run_are_on_its_card(stored_run: RunPaths, tmp_path: Path):
+@pytest.mark.parametrize(("measured", "opponents"), [("v2", "random"), ("random", "v2")], ids=["one seat", "six seats"])
+def test_the_matches_of_a_version_s_run_are_on_its_card(stored_run: RunPaths, tmp_path: Path, measured: str, opponents: str):
     root = stored_run.root.parent
     source = find_version("before:v2", root)
     half = Estimate(mean=0.5, low=None, high=None)
-    figures = PlayerResult(player="v2", seats=7, measures=dict.fromkeys(MEASURES, half), years=half, by_year=(half,))
+    figures = PlayerResult(player=measured, seats=7, measures=dict.fromkeys(MEASURES, half), years=half, by_year=(half,))
     assert source.version is not None
     record = MatchRecord(
         label="one",
-        settings=MatchSettings(players=("v2",), opponents="random", years=1),
-        players=(Contestant(name="v2", run="before", version=2, adapter_hash=source.version.adapter_hash),),
+        settings=MatchSettings(players=(measured,), opponents=opponents, years=1),
+        players=(
+            Contestant(name="v2", run="before", version=2, adapter_hash=source.version.adapter_hash),
+            Contestant(name="random"),
+        ),
         table=MatchTable(games=7, clusters=7, players=(figures,), pairs=(), rejected=0),
     )
     write_match(stored_run.matches, record)
     card = (publish_model(source, tmp_path / "models" / "two", root) / "README.md").read_text()
-    assert "two | 0.50" in card
+    named = {"v2": "models/two"}
+    assert f"| {named.get(measured, measured)} | 0.50" in card
+    assert f"against six of {named.get(opponents, opponents)}" in " ".join(card.split())
 
 
 def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: RunPaths, tmp_path: Path):
