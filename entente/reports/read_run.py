@@ -48,7 +48,7 @@ class RecordedRun:
 
     @property
     def done(self) -> int:
-        return self.planned if self.is_over else max(self.steps, default=0)
+        return max([self.planned if self.is_over else 0, *self.steps])
 
     @property
     def is_over(self) -> bool:
