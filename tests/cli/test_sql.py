@@ -120,6 +120,8 @@ def test_what_cannot_be_answered_so_is_a_sentence_and_leaves_no_file(ask: Ask, w
 
 def test_a_file_keeps_its_content_where_another_answer_cannot_be_written(ask: Ask):
     assert ask("select 1 as a", "--output", "a.parquet")[0] == 0
+    Path("a.parquet").chmod(0o600)
+    assert ask("select 1 as a", "--output", "a.parquet")[0] == 0 and Path("a.parquet").stat().st_mode & 0o777 == 0o600
     assert ask("select interval 1 day as wait", "--output", "a.parquet")[0] == 2
     assert pq.read_table("a.parquet").to_pylist() == [{"a": 1}]
     assert [file.name for file in Path().iterdir() if file.is_file()] == ["a.parquet"]
