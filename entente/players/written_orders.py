@@ -122,8 +122,11 @@ class _Reader:
                 self.written.mentioned[-1].append(match.order)
 
     def _heading(self, line: Sequence[Lexeme]) -> None:
-        """Take a line without an order as the heading of the next lines, unless it is a sentence."""
-        self._rejects, self._used, self._heading_verb = line[-1].text not in _STOPS and _rejects(line), False, _verb(line)
+        """Take a line without an order as the heading of the next lines, unless it is a sentence. A line such as "Reason: it is
+        safe" rejects nothing below it, but keeps an earlier heading."""
+        rejects = line[-1].text not in _STOPS and _rejects(line)
+        self._rejects = rejects and (self._rejects or all(token.text != ":" for token in line[:-1]))
+        self._used, self._heading_verb = False, _verb(line)
         self.written.prose_first |= not any(self.written.chosen) and any(token.kind is Token.WORD for token in line)
         for blocks in (self.written.chosen, self.written.rejected, self.written.mentioned):
             blocks.append([])

@@ -252,6 +252,27 @@ def test_the_last_complete_set_that_is_given_counts(legal, text, orders):
     assert sorted(read_answer(text, legal)[0]) == sorted(orders)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("\n".join(f"{move}\nReason: it is safe" for move in MOVES), id="reasons"),
+        pytest.param("\n".join(f"- order: {move}\n  rationale: it is safe" for move in MOVES), id="YAML"),
+        pytest.param(f"{MOVES[0]}\nIf Italy waits, Spain is ours\n{MOVES[1]}\n{MOVES[2]}", id="a sentence"),
+        pytest.param(f"First:\n{MOVES[0]}\nNext:\n{MOVES[1]}\n\nOther units:\n{MOVES[2]}", id="headings"),
+    ],
+)
+def test_a_heading_rejects_no_order_of_a_unit_without_another(text: str):
+    found, counts = read_answer(text, LEGAL)
+    assert sorted(found) == sorted(MOVES) and counts == AnswerCounts(answers=1, orders=3)
+
+
+def test_a_rejected_order_takes_no_place_of_an_illegal_order_or_a_build():
+    assert read_answer("A PAR - SPA\nA MAR - SPA\n\nRejected:\nA PAR - PIC", LEGAL)[1].missing == 2
+    assert read_answer("A PAR B\n\nRejected:\nF BRE B", BUILDS)[0] == ["A PAR B", WAIVE, WAIVE]
+    rejected = "\n".join(f"{order}\nReason: weak" for order in REJECTED.split("\n"))
+    assert sorted(read_answer(f"{LINES}\n\nAlternatives:\n{rejected}", LEGAL)[0]) == sorted(MOVES)
+
+
 @cache
 def decisions() -> list[list[LegalOrders]]:
     """Legal orders by kind, of games that began with many fleets at sea."""
