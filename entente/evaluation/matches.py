@@ -84,15 +84,10 @@ def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot
 
 def _check_all_meet(players: Sequence[str], rounds: int) -> None:
     unmet, needed = set(players), 0
-    while unmet and needed < len(players):  # then the seats repeat
+    while unmet:
         table = _dealt(players, needed)
         unmet -= set(table) if players[0] in table else set()
         needed += 1
-    if unmet:
-        raise InputError(
-            f"{len(players)} players at one table do not all meet {players[0]}, with which they are compared: "
-            f"name at most {2 * len(POWERS) - 1}, or --opponents, which each player then meets by itself"
-        )
     if rounds < needed:
         raise InputError(
             f"in {rounds * GAMES_PER_ROUND} games not every one of {len(players)} players meets {players[0]}, with which they "
@@ -137,7 +132,11 @@ def _round(settings: MatchSettings, number: int, start: Snapshot | None) -> list
 
 
 def _dealt(players: Sequence[str], number: int) -> tuple[str, ...]:
-    """The players by seat, in turn; each round starts with the next player."""
+    """The players by seat, in turn; each round starts with the next player. From 14 players on the first sits at each table,
+    because not all would meet it otherwise."""
+    if len(players) >= 2 * len(POWERS):
+        others = range(number * 6, number * 6 + 6)
+        return players[0], *(players[1 + other % (len(players) - 1)] for other in others)
     return tuple(players[(number + seat) % len(players)] for seat in range(len(POWERS)))
 
 

@@ -280,7 +280,8 @@ def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, 
         (7, 1, None),
         (8, 3, r"in 14 games not every one of 8 players meets v0, .*: play at least --games 21$"),
         (13, 8, r"in 49 games not every one of 13 players meets v0, .*: play at least --games 56$"),
-        (14, 99, r"14 players at one table do not all meet v0, .*: name at most 13, or --opponents"),
+        (14, 3, r"in 14 games not every one of 14 players meets v0, .*: play at least --games 21$"),
+        (20, 4, r"in 21 games not every one of 20 players meets v0, .*: play at least --games 28$"),
     ],
 )
 def test_a_table_at_which_some_player_does_not_meet_the_first_is_refused(players: int, enough: int, complaint: str | None):
@@ -288,11 +289,10 @@ def test_a_table_at_which_some_player_does_not_meet_the_first_is_refused(players
     if complaint is not None:
         with pytest.raises(InputError, match=complaint):
             plan_match(settings, enough - 1)
-    if players < 14:
-        even = {"start": (3,) * 7, "centres": (3,) * 7, "phase": "", "ended": "horizon", "rejected": 0, "by_year": ((3,) * 7,)}
-        plans = plan_match(settings, enough)
-        games = [GameResult(key=p.key, cluster=p.cluster, pair=p.pair, seats=p.seats, measured=p.measured, **even) for p in plans]
-        assert [pair.difference.mean for pair in match_table(games, settings).pairs] == [0] * (players - 1)
+    even = {"start": (3,) * 7, "centres": (3,) * 7, "phase": "", "ended": "horizon", "rejected": 0, "by_year": ((3,) * 7,)}
+    plans = plan_match(settings, enough)
+    games = [GameResult(key=p.key, cluster=p.cluster, pair=p.pair, seats=p.seats, measured=p.measured, **even) for p in plans]
+    assert [pair.difference.mean for pair in match_table(games, settings).pairs] == [0] * (players - 1)
     plan_match(settings.model_copy(update={"opponents": "random"}), 1)
 
 
