@@ -28,6 +28,7 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 LOST_AFTER = 5
 """Consecutive requests that failed with all their retries, after which the endpoint counts as lost."""
+_THOUGHT_END = "</think>"
 _BYTES_PER_TOKEN = 3
 """For an estimate where an endpoint does not report its tokens; it rather overestimates."""
 
@@ -183,8 +184,15 @@ def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) 
     if not (type(tokens) is int and 0 < tokens <= most_tokens):
         tokens = _tokens_of(messages) + len((content or "").encode(errors="replace")) // _BYTES_PER_TOKEN
     text = (content or "").encode(errors="replace").decode()  # half a character cannot be stored
-    kept = text if len(text) <= MAX_TEXT else without_thoughts(text)[-MAX_TEXT:]  # a thought's beginning may be cut away
+    kept = text if len(text) <= MAX_TEXT else _end_of(text)
     return Reply(text=kept, cut_off=choice.get("finish_reason") == "length", tokens=tokens)
+
+
+def _end_of(text: str) -> str:
+    """Its last characters outside thoughts, after the mark of a thought that ended: a cut-off answer may count because of it."""
+    outside = without_thoughts(text)
+    mark = _THOUGHT_END if 0 < len(outside) < len(text) else ""
+    return mark + outside[-MAX_TEXT + len(mark) :]
 
 
 def _message(body: bytes) -> str:

@@ -6,9 +6,11 @@ import socket
 
 import pytest
 
+from entente.game.board import Board
 from entente.players import endpoint_client as client_module
 from entente.players.endpoint import EndpointSettings, read_endpoint
 from entente.players.endpoint_client import LOST_AFTER, EndpointClient, Reply
+from entente.players.read_answer import read_answer
 from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from tests.players.endpoint_server import (
     Behaviour,
@@ -75,7 +77,14 @@ def test_a_thought_that_is_too_long_to_keep_leaves_nothing_of_itself():
     thought = "<think>" + "A PAR H\n" * client_module.MAX_TEXT
     texts = iter([thought, thought + "</think>A PAR - BUR"])
     with EndpointServer(lambda handler, body: handler.answer(completion(next(texts)))) as server:
-        assert [reply.text for reply in asked(server.player, 2)] == ["", "A PAR - BUR"]
+        assert [reply.text for reply in asked(server.player, 2)] == ["", "</think>A PAR - BUR"]
+
+
+def test_a_long_thought_that_ended_leaves_its_mark_for_a_cut_off_answer():
+    text = "<think>" + "A PAR H\n" * client_module.MAX_TEXT + "</think>Here are my orders:\nA PAR - BUR\nI have"
+    with EndpointServer(lambda handler, body: handler.answer(completion(text, finish_reason="length"))) as server:
+        (reply,) = asked(server.player)
+    assert "A PAR - BUR" in read_answer(reply.text, Board.start().legal_orders()["FRANCE"], cut_off=reply.cut_off)[0]
 
 
 @pytest.mark.parametrize("tokens", [None, -5, "many", 1e9], ids=repr)
