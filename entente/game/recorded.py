@@ -43,8 +43,8 @@ class RecordedTurn:
 def replay_recorded(
     saved: Any, where: str, ignore: Callable[[str], None] | None = None
 ) -> Iterator[tuple[Board, dict[str, tuple[str, ...]]]]:
-    """The phases of a recorded game that were played: boards, and canonical orders by power. A power whose disbands the rules
-    chose is missing.
+    """The phases of a recorded game that were played: boards, and canonical orders by power. A power that ordered nothing, or
+    whose disbands the rules chose, is missing: it decided nothing.
 
     Args:
         saved: the JSON object that `diplomacy.utils.export.to_saved_game_format` makes.
@@ -58,7 +58,8 @@ def replay_recorded(
     for phase, recorded, _ in _phases(saved, where):
         board = recorded.with_last_orders(last_orders)
         orders = _orders(board, phase["orders"], f"{where}, {phase['name']}", ignore)
-        yield board, orders
+        ordered = {power.upper() for power, listed in phase["orders"].items() if listed}
+        yield board, {power: own for power, own in orders.items() if power in ordered}
         last_orders = orders if board.phase_type == "M" else last_orders
 
 

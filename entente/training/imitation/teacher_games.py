@@ -36,7 +36,7 @@ MOST_REFUSED = 0.1
 """Largest share of rejected games. Archives hold a few odd games in a thousand; more means the wrong archive."""
 _TWICE = "it occurs twice"
 _READ = "read"
-_RECIPE_VERSION = 3
+_RECIPE_VERSION, _IMPORT_VERSION = 3, 4
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
 """The board before each phase, and the orders. The board advances between two items."""
@@ -158,7 +158,7 @@ def _publish(
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
     """The folder is named by the files' content. Unreadable games are skipped and reported. A killed import goes on."""
     digest, size = content_hash(settings.recorded)
-    folder = root / f"recorded-{sha256(f'{_RECIPE_VERSION} {digest}'.encode()).hexdigest()[:12]}"
+    folder = root / f"recorded-{sha256(f'{_IMPORT_VERSION} {digest}'.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     lock = root / f".{folder.name}.lock"

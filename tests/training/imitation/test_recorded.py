@@ -57,6 +57,18 @@ def test_every_phase_of_a_recorded_game_is_met_with_its_orders(saved: dict[str, 
     assert played == len(saved["phases"]) - 1
 
 
+def test_a_power_that_ordered_nothing_decided_nothing():
+    game = Game()
+    for orders in ({"FRANCE": ["A PAR - BUR"]}, {}, {"ITALY": ["A VEN H"]}):
+        for power, own in orders.items():
+            game.set_orders(power, own)
+        game.process()
+    first, second, third = list(replay_recorded(saved_form(game), "it"))
+    assert first[1] == {"FRANCE": ("F BRE H", "A MAR H", "A PAR - BUR")}
+    assert second[1] == {} and third[1] == {"ITALY": ("F NAP H", "A ROM H", "A VEN H")}
+    assert second[0].last_orders["ITALY"] == ("F NAP H", "A ROM H", "A VEN H"), "a prompt shows what its units did"
+
+
 def package_game(orders: dict[str, list[str]], units: dict[str, list[str]], phase: str = "S1901M") -> Game:
     """The game of the untouched package with these units alone, and after one phase."""
     game = Game()
