@@ -122,7 +122,7 @@ def _bring_to(game: Game, board: Board) -> None:
         "centers": {power: list(own) for power, own in board.centres().items()},
         "influence": {power: list(own) for power, own in board.influence().items()},
     }
-    if not board.is_over and _comparable(game.get_state()) != _comparable(ours):
+    if _comparable(game.get_state()) != _comparable(ours):
         game.set_state(ours, clear_history=False)
 
 

@@ -13,6 +13,7 @@ from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import POWERS, Board
+from entente.game.geography import geography
 from entente.game.legal import OrderKind
 from entente.game.positions import board_of, board_of_state, contested_in
 from entente.game.prompts import OwnLine, PromptSettings, board_text, power_text, rules_text
@@ -93,6 +94,22 @@ def test_a_saved_game_has_our_positions_where_the_package_judges_otherwise():
     for board, phase in zip((spring, autumn, retreats), saved["phases"], strict=True):
         read = board_of_state(phase["state"])
         assert (read.units(), read.centres(), read.dislodged()) == (board.units(), board.centres(), board.dislodged())
+
+
+def test_a_saved_game_ends_as_ours_did_where_the_package_would_play_on():
+    """To it, a fleet that its own power's support would dislodge does not convoy, so France lacks the eighteenth centre."""
+    units = {
+        "FRANCE": ["A LON", "F NTH", "F EDI", "A RUH", "A HOL", "A BUR", "A PIC", "F ENG"],
+        "GERMANY": ["A BEL", "F HEL"],
+    }
+    french = sorted(geography().centres - {"BEL"})[:17]
+    board = board_of("F1908M", units, {}, {"FRANCE": french, "GERMANY": ["BEL"]}).fork()
+    support = ["F EDI S F HEL - NTH", "A RUH S A LON - BEL"]
+    orders = {"FRANCE": ["A LON - BEL VIA", "F NTH C A LON - BEL", *support], "GERMANY": ["F HEL - NTH"]}
+    turns = [(board.fork(), orders)]
+    assert not any(board.step(orders).rejected.values()) and board.is_over
+    last = json.loads(as_recorded("won", turns, board))["phases"][-1]
+    assert last["name"] == "COMPLETED" and set(last["state"]["centers"]["FRANCE"]) == {*french, "BEL"}
 
 
 @pytest.fixture
