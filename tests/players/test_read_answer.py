@@ -269,6 +269,8 @@ def test_a_heading_rejects_no_order_of_a_unit_without_another(text: str):
 def test_a_rejected_order_takes_no_place_of_an_illegal_order_or_a_build():
     assert read_answer("A PAR - SPA\nA MAR - SPA\n\nRejected:\nA PAR - PIC", LEGAL)[1].missing == 2
     assert read_answer("A PAR B\n\nRejected:\nF BRE B", BUILDS)[0] == ["A PAR B", WAIVE, WAIVE]
+    assert read_answer("F STP/SC D\nNext:\nA PAR D", DISBAND)[0] == ["A PAR D", "F STP/SC D"]
+    assert read_answer("F STP/SC D\nA PAR D\nNext year:\nA GAS D", DISBAND)[0] == ["A PAR D", "F STP/SC D"]
     rejected = "\n".join(f"{order}\nReason: weak" for order in REJECTED.split("\n"))
     assert sorted(read_answer(f"{LINES}\n\nAlternatives:\n{rejected}", LEGAL)[0]) == sorted(MOVES)
 
