@@ -37,6 +37,7 @@ from entente.training.imitation.work import WorkFolder, begun_labels
 from entente.training.settings import longest_sequence
 from entente.training.small_model import new_model, save_tokenizer, wanted_centres
 from storage.files import file_lock, publish_directory
+from storage.labels import read_labels
 
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _TOKENIZER_POSITIONS = 1500
@@ -52,13 +53,14 @@ _WEIGHT_DECAY = 0.01
 def imitate(work: WorkFolder, settings: ImitationSettings, games: Path) -> Path:
     """Train from the newest checkpoint and publish the model.
 
-    Raises InputError if the folder is in use or games are too few, DataError if a shard is damaged."""
+    Raises InputError if the folder is in use or games are too few, or as `read_labels`; DataError if a shard is damaged."""
     with file_lock(work.root / ".lock") as mine:
         if not mine:
             raise InputError(f"another process makes the model '{work.final.name}': wait for it, or choose another name")
         if work.final.exists():  # the process was killed after publishing
             return work.final
-        positions = Positions(games, None if settings.recorded else settings.games, settings.labels, begun_labels(work))
+        labelled = read_labels(settings.labels, begun_labels(work))
+        positions = Positions(games, None if settings.recorded else settings.games, labelled)
         if not (work.root / "config.json").is_file():
             prepare(work.root, settings, positions)
         trainer = Imitation(work.root, settings, positions)

@@ -5,7 +5,7 @@ seed and step: each epoch is a permutation.
 """
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from entente.game.snapshot import make_snapshot
 from entente.telemetry.errors import InputError
 from storage.arrow_files import PHASE_SCHEMA, map_arrow
 from storage.files import names_in
-from storage.labels import read_labels
 
 HELD_OUT_EVERY = 20
 """One game in this many, from the first on, so that more games do not move a game to the other part."""
@@ -26,20 +25,12 @@ HELD_OUT_EVERY = 20
 class Positions:
     """Positions by number, over all shards, those of labels last; `training` and `held_out` are int64 [positions]."""
 
-    def __init__(
-        self,
-        folder: Path,
-        games: int | None = None,
-        labels: Sequence[Path] = (),
-        label_files: Collection[Path] | None = None,
-    ) -> None:
-        """Map and verify the shards, up to the first `games` games, and the folders of labels, or of these `label_files` alone.
+    def __init__(self, folder: Path, games: int | None = None, labelled: Sequence[pa.Table] = ()) -> None:
+        """Map and verify the shards, up to the first `games` games. `labelled`: as `read_labels` gives them.
 
-        Raises DataError if one is missing or damaged, and InputError if there is nothing to train on or to hold out, or as
-        `read_labels`."""
+        Raises DataError if a shard is missing or damaged, and InputError if there is nothing to train on or to hold out."""
         names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
         played: list[pa.Table] = [map_arrow(folder / name, PHASE_SCHEMA).table for name in names]
-        labelled = read_labels(labels, label_files)
         self._tables = [*played, *labelled]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         self.first_label = int(self._starts[len(played)])

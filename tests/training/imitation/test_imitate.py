@@ -21,7 +21,7 @@ from entente.training.imitation.loss import HeldOutFigures, backward
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.work import WorkFolder, begin, begun_games, begun_settings, finish, work_folder
-from storage.labels import publish_labels
+from storage.labels import publish_labels, read_labels
 from tests.command import Entente
 from tests.training.imitation.small import SMALL, content
 
@@ -158,7 +158,7 @@ def labels_of(games: Path, folder: Path) -> Path:
 
 def test_labels_are_positions_beside_the_games_and_the_curve_is_theirs(tmp_path: Path, games: Path):
     labels = labels_of(games, tmp_path / "round-1")
-    both, alone = Positions(games, None, [labels]), Positions(tmp_path / "none", 0, [labels])
+    both, alone = (Positions(folder, None, read_labels([labels])) for folder in (games, tmp_path / "none"))
     assert len(both.training) == len(Positions(games).training) + 3 and len(alone.training) == len(alone.held_out) == 3
     assert {int(number) for number in both.spread(held_out=True, labels=True)} == {
         *range(both.first_label + 3, both.first_label + 6)
