@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from entente.game.board import Board
 from entente.game.snapshot import make_snapshot
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import DataError, InputError
+from entente.training.imitation.teacher_games import RECORDED
 from storage.arrow_files import PHASE_SCHEMA, map_arrow
 from storage.files import names_in
 
@@ -30,7 +31,7 @@ class Positions:
 
         Raises DataError if a shard is missing or damaged, and InputError if there is nothing to train on or to hold out."""
         names = sorted(name for name in names_in(folder) if games is None or int(name.partition(".")[0]) < games)
-        played: list[pa.Table] = [map_arrow(folder / name, PHASE_SCHEMA).table for name in names]
+        played: list[pa.Table] = [_map_shard(folder / name) for name in names]
         self._tables = [*played, *labelled]
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         self.first_label = int(self._starts[len(played)])
@@ -68,3 +69,12 @@ class Positions:
 
     def _permuted(self, seed: int, epoch: int) -> np.ndarray:
         return np.random.default_rng((seed, epoch)).permutation(self.training)
+
+
+def _map_shard(path: Path) -> pa.Table:
+    """Raises DataError if it is damaged, or a copy of another one, whose games would count twice."""
+    cure = f"remove {'its folder' if path.parent.name.startswith(RECORDED) else 'it'}; its games are made again."
+    table = map_arrow(path, PHASE_SCHEMA, cure).table
+    if (first := table["start_group"][0].as_py()) != int(path.stem):
+        raise DataError(f"{path} holds the games from {first} on: it is a copy or was renamed; {cure}")
+    return table

@@ -30,6 +30,8 @@ from storage.control import code_of_play
 from storage.files import file_lock, names_in, publish_directory
 
 TEACHER_FOLDER = "_teacher_games"
+RECORDED = "recorded-"
+"""Prefix of a folder of recorded games, whose missing files are not made again."""
 GAMES_A_SHARD = 8
 """A few seconds of work, which a kill loses. One game per shard if the teacher searches."""
 MOST_REFUSED = 0.1
@@ -158,7 +160,7 @@ def _publish(
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
     """The folder is named by the files' content. Unreadable games are skipped and reported. A killed import goes on."""
     digest, size = content_hash(settings.recorded)
-    folder = root / f"recorded-{sha256(f'{_IMPORT_VERSION} {digest}'.encode()).hexdigest()[:12]}"
+    folder = root / f"{RECORDED}{sha256(f'{_IMPORT_VERSION} {digest}'.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     lock = root / f".{folder.name}.lock"

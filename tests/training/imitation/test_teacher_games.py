@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.scripted import player
+from entente.telemetry.errors import DataError
 from entente.training.imitation import teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.teacher_games import GAMES_A_SHARD, make_games
 from storage.arrow_files import map_arrow
 from storage.control import code_of_play
+from tests.damage import flip
 from tests.training.imitation.small import SMALL, content, quiet
 
 
@@ -105,3 +108,16 @@ def test_held_out_games_are_never_learned_from_and_each_epoch_has_every_position
     assert Positions(games).of_step(2, 3, 5) == epochs[0][6:9] != Positions(games).of_step(2, 3, 6)
     fewer = Positions(games, 3)
     assert {int(game) for game in numbers[fewer.training]} == {1, 2}
+
+
+@pytest.mark.parametrize(("kind", "cure"), [("scripted-1", "remove it;"), ("recorded-1", "remove its folder;")])
+def test_a_copy_of_a_shard_and_a_damaged_one_are_refused_with_what_makes_their_games_again(
+    games: Path, tmp_path: Path, kind: str, cure: str
+):
+    folder = shutil.copytree(games, tmp_path / kind)
+    copy = Path(shutil.copy(folder / "000000.arrow", folder / "000008.arrow"))
+    with pytest.raises(DataError, match=f"000008.arrow holds the games from 0 on: it is a copy or was renamed; {cure}"):
+        Positions(folder)
+    flip(copy)
+    with pytest.raises(DataError, match=f"000008.arrow .*{cure}"):
+        Positions(folder)
