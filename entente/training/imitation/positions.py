@@ -41,8 +41,12 @@ class Positions:
         used |= numbers < games if games is not None else True
         self.training = np.flatnonzero(used & (numbers % HELD_OUT_EVERY != 0))
         self.held_out = np.flatnonzero(used & (numbers % HELD_OUT_EVERY == 0))
-        if not len(self.training) or not len(self.held_out):
-            raise InputError(f"the games in '{folder}' and the labels are too few: imitation trains on some and holds out others")
+        for part in (self.training, self.held_out):
+            if not len(part) or (labelled and part[-1] < self.first_label):
+                raise InputError(
+                    f"the games in '{folder}' or the labels are too few: imitation trains on some and holds out one in "
+                    f"{HELD_OUT_EVERY}, game 0 first"
+                )
         self._epoch = lru_cache(maxsize=2)(self._permuted)
 
     def board(self, number: int) -> tuple[Board, dict[str, list[str]]]:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 import torch
 
@@ -163,6 +164,10 @@ def test_labels_are_positions_beside_the_games_and_the_curve_is_theirs(tmp_path:
     assert {int(number) for number in both.spread(held_out=True, labels=True)} == {
         *range(both.first_label + 3, both.first_label + 6)
     }
+    (table,) = read_labels([labels])
+    for game in (0, 1):
+        with pytest.raises(InputError, match="or the labels are too few: imitation trains on some and holds out one in 20"):
+            Positions(games, None, [table.filter(pc.equal(table["game"], game))])
     _, orders = both.board(both.first_label)
     (power,) = orders
     assert orders == {power: Positions(games).board(int(Positions(games).training[0]))[1][power]}
