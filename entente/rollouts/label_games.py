@@ -55,8 +55,10 @@ class LabelSettings(Settings):
 
 
 def check_label_settings(settings: LabelSettings) -> None:
-    """Raises InputError for an unknown player."""
+    """Raises InputError for an unknown player, or a search to which the policy proposes nothing."""
     check_search(settings.search)
+    if not settings.search.proposals:
+        raise InputError("--search.proposals is 0, so the policy would neither propose nor play: set 1 or more")
     try:
         table = read_table(settings.opponents)
     except ValueError as error:

@@ -60,6 +60,11 @@ def test_a_file_is_made_once_and_not_while_another_process_makes_it(tmp_path, ho
     assert [path.name for path in folder.iterdir()] == ["000000.arrow"]
 
 
+def test_a_search_to_which_the_policy_proposes_nothing_is_refused():
+    with pytest.raises(InputError, match="proposals is 0, so the policy would neither propose nor play"):
+        check_label_settings(LabelSettings(search=SEARCH.model_copy(update={"proposals": 0})))
+
+
 def test_unknown_players_are_refused():
     for settings in (LabelSettings(opponents="nobody"), LabelSettings(search=SearchSettings(scripted=("nobody",)))):
         with pytest.raises(InputError, match="nobody"):
