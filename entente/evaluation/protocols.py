@@ -81,11 +81,11 @@ def check_protocol(match: MatchSettings) -> None:
     if not match.protocol:
         return
     protocol = find_protocol(match.protocol)
-    wanted = protocol.fixed()
-    if not protocol.any_opponent:
-        wanted |= {"players": (protocol.against,)} if protocol.ours == "six" else {"opponents": protocol.against}
-    for setting, value in wanted.items():
-        if (own := getattr(match, setting)) != value:
+    ours, against = match.players, match.opponents
+    if protocol.ours == "six":
+        ours, against = tuple(filter(None, (match.opponents,))), match.players[0] if match.players else ""
+    for setting, value in protocol_match(match.protocol, ours, against if protocol.any_opponent else "", {}).items():
+        if setting not in _FREE and (own := getattr(match, setting)) != value:
             raise InputError(f"the match names protocol '{match.protocol}', but its {setting} are not that protocol's: {own!r}")
 
 
