@@ -147,14 +147,19 @@ def publish_model(
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:
-    recipe = {"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {})
-    settings = dict(recipe["settings"])
+    return _without_folders({"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {}))
+
+
+def _without_folders(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the folders of this machine in its settings, and in those of the models that it goes on from."""
+    settings = dict(recipe.get("settings", {}))
     for files in ("recorded", "labels"):
         if settings.get(files):
             settings[files] = [Path(file).name for file in settings[files]]
     if "begin_with" in settings:
         settings["begin_with"] = _place(Path(settings["begin_with"]))
-    return recipe | {"settings": settings}
+    begun = {"begun_with": _without_folders(recipe["begun_with"])} if "begun_with" in recipe else {}
+    return {**recipe, "settings": settings, **begun}
 
 
 def _parameters(folder: Path) -> int:

@@ -216,7 +216,7 @@ def test_what_cannot_be_exported_is_refused_before_a_folder_is_made(root: Path, 
     assert list((tmp_path / "away").iterdir()) == []
 
 
-IMITATED = {
+IMITATED: dict[str, Any] = {
     "settings": {
         "teachers": ["dumbbot"],
         "recorded": ["/far/away/games.jsonl"],
@@ -342,6 +342,35 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     assert source.settings is not None
     few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
     assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
+
+
+TAUGHT = {"labels": ["/far/away/round-1"], "games": 0, "recorded": [], "begin_with": "/far/away/models/one"}
+SOURCES = {
+    "recorded": ({}, "recorded games; no other model was used.", "games.jsonl", "all that can be read"),
+    "played": ({"recorded": []}, "games between computer players; no other model was used.", "dumbbot", "16"),
+    "games and labels": (
+        TAUGHT | {"games": 16},
+        "games between computer players and labels of a search.",
+        "dumbbot",
+        "16",
+    ),
+    "labels alone": (TAUGHT, "labels of a search.", "", ""),
+}
+
+
+@pytest.mark.parametrize(("settings", "sources", "imitates", "games"), SOURCES.values(), ids=SOURCES)
+def test_a_card_says_what_was_imitated_and_no_folder(
+    models: Path, tmp_path: Path, settings: dict[str, Any], sources: str, imitates: str, games: str
+):
+    made = models / "_models" / "small"
+    stored = json.loads((made / "recipe.json").read_text())
+    recipe = stored | IMITATED | {"settings": {**IMITATED["settings"], **settings}, "begun_with": IMITATED}
+    (made / "recipe.json").write_text(json.dumps(recipe))
+    to = publish_model(find_model("small", models), tmp_path / "models" / "one", models)
+    card = (to / "README.md").read_text()
+    assert f"It was made from\n{sources}\n" in card and "/far/away" not in card + (to / "recipe.json").read_text()
+    rows = dict(re.findall(r"^\| (imitates|games) \| ([^|]*?)(?:, one in 20 of them held out)? \|$", card, re.MULTILINE))
+    assert (rows.get("imitates", ""), rows.get("games", "")) == (imitates, games)
 
 
 def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused(models: Path, tmp_path: Path):
