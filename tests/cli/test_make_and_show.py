@@ -45,6 +45,19 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
     assert "chat format none: prompts are plain text" in shown.stdout
 
 
+def test_labels_go_on_only_with_the_policy_and_the_prompts_that_they_began_with(entente: Entente, small_model: Path):
+    shutil.copytree(small_model, entente.folder / "models" / "small")
+    words = ["label", "one", "--player", "models/small", "--games", "4", "--years", "1", "--opponents", "random"]
+    words += ["--search.player", "random", "--search.scripted", "mover", "--search.playouts", "2"]
+    made = entente(*words)
+    assert made.returncode == 0 and re.fullmatch(r"[1-9]\d* labels more in runs/_labels/one\n", made.stdout), made.stderr
+    assert entente(*words).stdout == "0 labels more in runs/_labels/one\n"
+    recipe = entente.folder / "models" / "small" / "recipe.json"
+    recipe.write_text(recipe.read_text().replace('"last"', '"in_place"'))
+    changed = entente(*words)
+    assert changed.returncode == 2 and "the labels in 'runs/_labels/one' were made with policy.form" in changed.stderr
+
+
 @pytest.mark.system
 def test_a_cache_is_built_once_and_shows_what_it_holds(built_cache: Built):
     entente, built = built_cache

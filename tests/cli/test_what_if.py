@@ -60,6 +60,7 @@ def test_a_played_game_goes_on_with_another_player_s_orders(ask: Entente):
         (["--game", "evening", "--phase", "S1905M"], "game evening has no phase 'S1905M': its phases with orders are S1901M"),
         ([*GAME, "--orders", "A PAR - MOS"], "'A PAR - MOS' is no legal order of FRANCE in S1902M"),
         ([*GAME, "--orders", "A PAR H", "--version", "base"], "--orders and --version both set the orders"),
+        ([*GAME, "--version", "hold", "--temperature", "0.5"], "--temperature would have no effect, because no player is a"),
         (
             [*GAME, "--power", "france", "--version", "v1"],
             "has no policy version 1 any more: it was retired; the run keeps base, v2",
