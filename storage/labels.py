@@ -23,6 +23,8 @@ _MADE_BY = "made_by"
 _CURE = "remove the file; `entente label` makes it again."
 SEARCH = "search"
 """The entry of `made_by` that must be equal in all folders that are read together."""
+_LENGTH = {"years": None}
+"""A longer game begins as the shorter one of its number."""
 
 
 def label_path(folder: Path, first_game: int) -> Path:
@@ -51,7 +53,7 @@ def read_labels(folders: Sequence[Path], files: Collection[Path] | None = None) 
         InputError: no labels in a folder, or labels that may not be mixed.
         DataError: a file is damaged, of another schema version, or a copy under another name.
     """
-    tables, first_of = list[pa.Table](), dict[str, tuple[Path, dict[str, Any]]]()
+    tables, earlier = list[pa.Table](), list[tuple[Path, list[str], dict[str, Any]]]()
     for folder in folders:
         there = sorted(name for name in names_in(folder) if name.endswith(".arrow"))
         if not (names := [name for name in there if files is None or folder / name in files]):
@@ -60,14 +62,15 @@ def read_labels(folders: Sequence[Path], files: Collection[Path] | None = None) 
         made_by = _made_by(mine[0])
         for name, table in zip(names, mine, strict=True):
             if difference := _difference(_made_by(table), made_by):
-                raise InputError(f"'{folder / name}' was made with {difference} as in '{names[0]}': move it to another folder")
-        for other, about in first_of.values():
-            if about == made_by:
+                cure = f"move it to another folder named '{folder.name}'"
+                raise InputError(f"'{folder / name}' was made with {difference} as in '{names[0]}': {cure}")
+        for other, others, about in earlier:
+            if about | _LENGTH == made_by | _LENGTH and {*others} & {*names}:
                 raise InputError(f"'{folder}' and '{other}' hold labels of the same games: name one of them")
             if about[SEARCH] != made_by[SEARCH]:
                 difference = _difference({SEARCH: made_by[SEARCH]}, {SEARCH: about[SEARCH]})
                 raise InputError(f"the labels in '{folder}' were made with {difference} as in '{other}': learn from one of them")
-        first_of[str(folder)] = folder, made_by
+        earlier.append((folder, names, made_by))
         tables += mine
     return tables
 

@@ -11,7 +11,7 @@ from storage import arrow_files
 from storage.labels import check_made_alike, label_path, publish_labels, read_labels
 
 SEARCH = {"playouts": 80, "value": "centres"}
-MADE_BY: dict[str, Any] = {"search": SEARCH, "policy": {"weights": "aa"}, "code": {"entente.game": "1"}}
+MADE_BY: dict[str, Any] = {"years": 10, "search": SEARCH, "policy": {"weights": "aa"}, "code": {"entente.game": "1"}}
 OTHER_SEARCH = MADE_BY | {"search": {"playouts": 300, "value": "centres"}}
 OTHER_POLICY = MADE_BY | {"policy": {"weights": "bb"}}
 OTHER_CODE = MADE_BY | {"code": {"entente.game": "2"}}
@@ -35,6 +35,7 @@ def test_labels_of_folders_made_by_one_search_are_read_together(tmp_path):
     second = folder_of(tmp_path, "round-2", OTHER_POLICY)
     tables = read_labels([first, second])
     assert [table["game"].to_pylist() for table in tables] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    assert len(read_labels([second, folder_of(tmp_path, "of another machine", OTHER_POLICY, first_game=4)])) == 2
     assert not publish_labels(first, 4, labels(4), MADE_BY), "a file is published once"
     check_made_alike(first, MADE_BY)
     check_made_alike(tmp_path / "none", MADE_BY)
@@ -56,8 +57,13 @@ def test_a_folder_goes_on_only_as_it_began(tmp_path, made_by, why):
 def test_labels_of_two_kinds_in_one_folder_are_refused(tmp_path):
     folder = folder_of(tmp_path)
     folder_of(tmp_path, made_by=OTHER_CODE, first_game=4)
-    with pytest.raises(InputError, match=r"000004.arrow' was made with code.entente.game '2', not '1' as in '000000.arrow'"):
+    with pytest.raises(
+        InputError, match=r"000004.arrow' was made with code.entente.game '2', not '1' as in '000000.arrow': .*named 'round-1'"
+    ):
         read_labels([folder])
+    other = tmp_path / "elsewhere" / "round-1"
+    other.mkdir(parents=True)
+    assert len(read_labels([folder, label_path(folder, 4).rename(label_path(other, 4)).parent])) == 2
 
 
 def test_folders_of_two_searches_and_one_folder_twice_are_refused(tmp_path):
@@ -67,7 +73,7 @@ def test_folders_of_two_searches_and_one_folder_twice_are_refused(tmp_path):
     with pytest.raises(InputError, match="hold labels of the same games"):
         read_labels([first, first])
     with pytest.raises(InputError, match="hold labels of the same games"):
-        read_labels([first, folder_of(tmp_path, "copy", first_game=4)])
+        read_labels([first, folder_of(tmp_path, "longer", MADE_BY | {"years": 20})])
     with pytest.raises(InputError, match=r"there are no labels in .*none'"):
         read_labels([tmp_path / "none"])
 
