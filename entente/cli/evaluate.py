@@ -197,13 +197,12 @@ def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict
         raise InputError(f"a match has one kind of opponents in the six other seats, not {len(opponents)}: name one")
     named = tuple(name.strip() for name in players.split(",") if name.strip())
     protocol = protocol or usual_protocol(named, opponents or (), asked)
-    if protocol:
-        return MatchSettings.model_validate(protocol_match(protocol, named, "".join(opponents or ()), asked))
-    if len(named) == 1 and not opponents:
+    against = "".join(opponents or ())
+    asked = protocol_match(protocol, named, against, asked) if protocol else asked | {"opponents": against}
+    match = MatchSettings.model_validate(({"players": named} if named else {}) | asked)
+    if len(match.players) == 1 and not match.opponents:
         raise InputError(f"'{named[0]}' would play only against itself: add --opponents, such as dumbbot, or another player")
-    if named:
-        asked["players"] = named
-    return MatchSettings.model_validate(asked | {"opponents": opponents[0] if opponents else ""})
+    return match
 
 
 def _show_score(result: dict[str, Any]) -> None:

@@ -92,6 +92,7 @@ REFUSED = [
     (["play", "--game", "pipe.json"], "game file 'pipe.json' cannot be read: it is not a regular file"),
     (["evaluate", "--run", "taken", "--positions", "9999"], "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
     (["evaluate", "--players", "dumbbot", "--years", "1"], "'dumbbot' would play only against itself"),
+    (["evaluate", "--players", "dumbbot", "--protocol", "one-table"], "'dumbbot' would play only against itself"),
     (["evaluate", "--players", "dumbbot,hold", "--version", "20"], "--version and --positions belong to the score on held-out"),
     (["evaluate", "--run", "taken", "--version", "-5"], "--version. Versions are numbers from 0, or -1 for the newest"),
     (["export", "--run", "taken", "--to", "out", "--version", "-5"], "Versions are numbers from 0, or -1 for the newest"),
