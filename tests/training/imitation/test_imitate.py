@@ -167,7 +167,7 @@ def test_labels_are_positions_beside_the_games_and_the_curve_is_theirs(tmp_path:
     (table,) = read_labels([labels])
     for game in (0, 1):
         with pytest.raises(InputError, match="or the labels are too few: imitation trains on some and holds out one in 20"):
-            Positions(games, None, [table.filter(pc.equal(table["game"], game))])
+            Positions(games, None, [table.filter(pc.field("game") == game)])
     _, orders = both.board(both.first_label)
     (power,) = orders
     assert orders == {power: Positions(games).board(int(Positions(games).training[0]))[1][power]}
