@@ -206,13 +206,16 @@ class Index:
 
         Lag is counted from `policy_version`, which the trainer holds. Returns the rows in batch order, with the columns of
         `ledger.ROWS_SCHEMA` and the selection's rules as metadata; and the number of advantage groups of all shards ever held,
-        by eligibility (`select_batch.sql`), where eligible = chosen + waiting.
+        by eligibility (`select_batch.sql`), where eligible = chosen + waiting; `in_budget`: those within the staleness budget
+        that could be trained, or were, or have equal returns.
         """
         self.judge(step, policy_version)
         self._set(start_groups=start_groups)
         self._ask_user()
         rows = self.connection.sql(self._chosen_rows).to_arrow_table().cast(ROWS_SCHEMA).combine_chunks()
         by_eligibility = dict(self.connection.sql("SELECT eligibility, count(*) FROM group_eligibility GROUP BY ALL").fetchall())
+        within = "eligibility IN ('used', 'zero_std', 'eligible') AND group_lag <= getvariable('max_policy_lag')"
+        ((in_budget,),) = self.connection.sql(f"SELECT count(*) FROM group_eligibility WHERE {within}").fetchall()
         counts = {name: by_eligibility.get(name, 0) + self._left[name] for name in ELIGIBILITIES}
         chosen = len(rows["advantage_group"].unique())
         if self._storage.selection and counts["eligible"] and not chosen:
@@ -221,7 +224,7 @@ class Index:
         asked |= self._storage.model_dump(include={"max_policy_lag", "max_uses", "selection"})
         rule = {"select_batch.sql": sha256(_SELECT_SQL.encode()).hexdigest()[:16], "duckdb": duckdb.__version__}
         rows = rows.replace_schema_metadata({"selection": json.dumps(asked), **rule})
-        return rows, {**counts, "chosen": chosen, "waiting": counts["eligible"] - chosen}
+        return rows, {**counts, "in_budget": in_budget, "chosen": chosen, "waiting": counts["eligible"] - chosen}
 
     def eligible(self, step: int, *, policy_version: int) -> Eligible:
         """Count what `select_batch` could select; call `refresh` first to include new shards."""

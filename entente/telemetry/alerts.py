@@ -161,10 +161,10 @@ class Watch:
         return f"the policy's entropy is {entropy:.3f} nats, under {floor:g}: it hardly explores"
 
     def _zero_std(self) -> str | None:
-        flat, usable = self._last("train/groups_zero_std"), self._last("train/groups_eligible")
-        if flat is None or usable is None or flat + usable == 0 or flat / (flat + usable) < NO_SPREAD_SHARE:
+        flat, usable = self._last("train/groups_zero_std"), self._last("train/groups_in_budget")
+        if flat is None or not usable or flat / usable < NO_SPREAD_SHARE:
             return None
-        return f"{flat / (flat + usable):.0%} of fresh groups have equal returns in all forks: they give no gradient"
+        return f"{flat / usable:.0%} of fresh groups have equal returns in all forks: they give no gradient"
 
     def _worker_lost(self) -> str | None:
         lost = self._last("engine/ejections") or 0

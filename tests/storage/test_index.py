@@ -199,7 +199,7 @@ def test_every_step_chooses_what_it_would_choose_with_every_fact(paths: RunPaths
         for index in (kept, late):
             chosen, seen = index.select_batch(**asked(step), start_groups=2)
             assert chosen.equals(expected)
-            for name in ("eligible", "chosen", "waiting", "ahead", "zero_std"):
+            for name in ("eligible", "chosen", "waiting", "ahead", "zero_std", "in_budget"):
                 assert seen[name] == counts[name], name
             found, everything = index.eligible(**asked(step)), whole.eligible(**asked(step))
             assert (found.start_groups, found.advantage_groups) == (everything.start_groups, everything.advantage_groups)

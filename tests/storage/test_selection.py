@@ -24,6 +24,8 @@ BLEND = {name: 1.0 - 0.375 * place for place, name in enumerate(COMPONENTS)}
 BLEND |= {f"final_{name}": 0.25 * place - 1.0 for place, name in enumerate(COMPONENTS)}  # every one with a weight of its own
 POWERS = ("FRANCE", "ITALY", "TURKEY")
 PHASES = ("S1901M", "F1901M", "F1901R", "W1901A", "S1902M")
+TEACHING = ("used", "zero_std", "eligible")
+"""Eligibilities of groups that a step could train on, has trained on, or could if their returns differed."""
 Group = tuple[str, int, str, str]
 """Producer, start group, power, phase."""
 
@@ -144,7 +146,9 @@ def naive_selection(
     place = {(producer, number): at for at, (_, _, producer, number) in enumerate(sampled)}
     chosen = [group for group in eligible if group[:2] in place]
     chosen.sort(key=lambda group: (place[group[:2]], *group[2:]))
-    return [{member.decision_id for member in groups[group]} for group in chosen], Counter(eligibility.values())
+    counts = Counter(eligibility.values())
+    counts.update("in_budget" for group in groups if lag[group] <= storage.max_policy_lag and eligibility[group] in TEACHING)
+    return [{member.decision_id for member in groups[group]} for group in chosen], counts
 
 
 @pytest.mark.parametrize(("seed", "discount"), [(0, 1.0), (1, 0.5), (2, 0.0)])

@@ -14,7 +14,7 @@ CALM = {
     "train/log_ratio_lag0_p99": 0.002,
     "train/entropy": 0.8,
     "train/groups_zero_std": 2.0,
-    "train/groups_eligible": 20.0,
+    "train/groups_in_budget": 20.0,
     "engine/ejections": 0.0,
 }
 
@@ -39,6 +39,7 @@ def watch(tmp_path: Path) -> Watch:
         ("mismatch", {"train/log_ratio_lag0_mean": float("nan")}, 1, "differ by nan nats on average at lag 0"),
         ("ratio", {"train/ratio_deviation_p99": 3.1, "train/learning_rate": 3e-3}, 1, "lower training.learning_rate, now 0.003"),
         ("ratio", {"train/masked_share": 0.3}, 1, "30% of the tokens are clipped"),
+        ("zero_std", {"train/groups_zero_std": 18.0}, 1, "90% of fresh groups have equal returns"),
         ("entropy", {"train/entropy": 0.01}, 1, "entropy is 0.010 nats, under 0.02"),
     ],
 )
