@@ -66,7 +66,7 @@ METRICS: dict[str, Metric] = (
         ratio_deviation_p99=("", "99th percentile of |ratio - 1|"),
         ratio_deviation_max=("", "largest |ratio - 1|"),
         clip_ratio_low=("share", "tokens clipped from below under a negative advantage"),
-        clip_ratio_high=("share", "tokens clipped from above under a positive advantage"),
+        clip_ratio_high=("share", "tokens clipped from above, under a positive advantage or by the dual clip"),
         outlier_share=("share", "tokens outside the outlier bounds"),
         masked_share=("share", "tokens that give no policy gradient: clipped or left out"),
         **{

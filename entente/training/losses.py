@@ -45,7 +45,8 @@ class TokenLoss:
     clipped_low: Tensor
     """bool: no gradient, because the advantage is negative and the token is already rarer than the bound allows."""
     clipped_high: Tensor
-    """bool: no gradient, because the advantage is positive and the token is already likelier than the bound allows."""
+    """bool: no gradient, because the token is already likelier than the bound of a positive advantage, or the dual clip's of a
+    negative one, allows."""
     outlier: Tensor
     """bool: the token's ratio to the policy that sampled it is outside the outlier bounds, or NaN."""
 
@@ -91,7 +92,7 @@ def clipped(ratio: Tensor, advantages: Tensor, settings: TrainingSettings) -> tu
     loss = -torch.minimum(ratio * advantages, bounded * advantages)
     loss = torch.where(advantages < 0, torch.minimum(loss, -DUAL_CLIP * advantages), loss)
     low = (ratio.detach() < 1 - settings.clip_low) & (advantages < 0)
-    high = (ratio.detach() > 1 + settings.clip_high) & (advantages > 0)
+    high = (ratio.detach() > 1 + settings.clip_high) & (advantages > 0) | (ratio.detach() > DUAL_CLIP) & (advantages < 0)
     return loss, low, high
 
 

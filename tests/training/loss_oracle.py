@@ -51,7 +51,7 @@ def _surrogate(ratio: float, advantage: float) -> tuple[float, float, str]:
     if advantage < 0 and ratio < 1 - CLIP_LOW:
         return -(1 - CLIP_LOW) * advantage, 0.0, "low"
     if advantage < 0 and ratio > DUAL_CLIP:
-        return -DUAL_CLIP * advantage, 0.0, ""
+        return -DUAL_CLIP * advantage, 0.0, "high"
     return -ratio * advantage, -advantage, ""
 
 
