@@ -87,15 +87,13 @@ class RolloutQueue:
     async def take(self, step: int) -> StepRollouts:
         """Wait until `step` can be trained; raises the error of a rollout task that failed after its retries."""
         self._begin_steps(step)
-        missing = sum(self._in_flight[task].count for task in self._own(step) if not task.done())
+        missing = sum(each.count for task, each in self._in_flight.items() if each.step == step and not task.done())
         expired = await self._collect(step)
         await self._publish_held(at_once=False)
         reports, self._reports = tuple(self._reports), []
-        queue = {
-            "queue/in_flight": float(sum(group_range.count for group_range in self._in_flight.values())),
-            "queue/ready": float(self._ready),
-            "queue/expired": float(expired),
-        }
+        queue = {"queue/in_flight": float(sum(group_range.count for group_range in self._in_flight.values()))}
+        if not self.in_step:  # else the trainer was not asked
+            queue |= {"queue/ready": float(self._ready), "queue/expired": float(expired)}
         return StepRollouts(reports=reports, ready_share=1 - missing / self._wanted, queue=queue)
 
     def play_ahead(self, step: int) -> None:

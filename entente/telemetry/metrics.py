@@ -23,7 +23,7 @@ METRICS: dict[str, Metric] = (
         failed=("forks", "forks that ended early with a reason"),
         set_aside=("files", "damaged shards, whose start groups were replayed"),
         orders_rejected=("orders", "orders the game engine refused; must be 0"),
-        ready_share=("share", "of the step's rollout tasks that were done when the flow asked for them"),
+        ready_share=("share", "of the step's own start groups that were ready when the flow asked for them"),
         prompt_tokens=("tokens", "of the prompts of the decisions counted in rollout/decisions"),
         cached_tokens=("tokens", "those of rollout/prompt_tokens that were found in the prefix cache"),
         prefix_hit_share=("share", "cached_tokens / prompt_tokens"),
@@ -158,8 +158,8 @@ METRICS: dict[str, Metric] = (
     )
     | _group(
         "queue",
-        in_flight=("start groups", "start groups being played as the step began to train"),
-        ready=("start groups", "start groups that the step could train on when it began"),
+        in_flight=("start groups", "start groups still being played when the step had its rows, before more are started"),
+        ready=("start groups", "start groups that the step could train on when it began; with a buffer of 2 or more, as expired"),
         expired=("groups", "advantage groups with spread that became too old since the step before, untrained"),
     )
     | _group(

@@ -162,6 +162,22 @@ def test_a_step_whose_start_groups_teach_nothing_takes_what_there_is(field: Fiel
     scene(run)
 
 
+def test_the_ready_share_is_of_the_step_s_own_start_groups_whatever_earlier_ones_are_still_played(field: Field):
+    async def run() -> None:
+        async with queue(field, 3) as rollouts:
+            taken = await take(rollouts, 1)
+            field.end()
+            await taken
+            rollouts.play_ahead(1)
+            await settled()
+            field.end(*range(2 * START_GROUPS, 3 * START_GROUPS - 1))  # of the third step all but one, and none of the second
+            await settled()
+            assert (await rollouts.take(2)).ready_share == 0.0
+            assert (await rollouts.take(3)).ready_share == pytest.approx(1 - 1 / START_GROUPS)
+
+    scene(run)
+
+
 def test_what_became_too_old_is_counted_since_the_step_before(field: Field):
     async def run() -> None:
         counted = []
@@ -217,7 +233,8 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
             taken = await take(rollouts, 1)
             assert [(each.step, each.after) for each in field.running] == [(1, None)], "nothing ahead of the first is begun"
             field.end()
-            assert (await taken).ready_share == 0.0
+            first = await taken
+            assert first.ready_share == 0.0 and set(first.queue) == {"queue/in_flight"}, "nobody counted what is ready"
             for step in range(1, LAST_STEP):
                 rollouts.play_ahead(step)
                 await settled()
