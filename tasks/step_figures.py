@@ -22,6 +22,8 @@ class StepClock:
         self._step_began = time.monotonic()
         self._stats = stats
         self._events = resources.engine.events()
+        if resources.gpus is not None:
+            resources.gpus.sample()  # drops the readings of the time before, in which the base was scored
         self._orchestration_s = self._steps_s = 0.0
         self._steps = 0
 

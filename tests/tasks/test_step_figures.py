@@ -28,7 +28,7 @@ REPORT: Figures = {
 }  # fmt: skip
 
 
-def figures_of(reports: tuple[Figures, ...], counted: EngineStats, spans: Any = None) -> dict[str, float]:
+def figures_of(reports: tuple[Figures, ...], counted: EngineStats, spans: Any = None, gpus: Any = None) -> dict[str, float]:
     """Figures of one step for which these reports came in while the flow's engine counted so much."""
 
     class Host:
@@ -43,7 +43,7 @@ def figures_of(reports: tuple[Figures, ...], counted: EngineStats, spans: Any = 
         host=Host(),
         engine=SimpleNamespace(stats=stats, events=dict),
         trainer=SimpleNamespace(pid=os.getpid()),
-        gpus=None,
+        gpus=gpus,
         games=None,
     )
     resources.endpoints = EndpointPlayers((), Path("none"), EndpointSettings())
@@ -90,3 +90,16 @@ def test_rollouts_beside_a_publication_are_waited_for_and_are_no_orchestration()
     found = figures_of((), NONE, Recorded())
     assert found["time/rollout_wait_s"] == pytest.approx(found["time/step_s"]) and found["time/publish_s"] == 0
     assert found["time/orchestration_s"] == pytest.approx(0, abs=1e-9)
+
+
+def test_readings_of_the_gpus_from_before_the_first_step_are_not_in_its_figures():
+    class Gpus:
+        """It was at work while the base was scored, and idle during the step."""
+
+        readings = (1.0,)
+
+        def sample(self) -> dict[str, float]:
+            seen, self.readings = self.readings, ()
+            return {"gpu/utilisation": max(seen, default=0.0)}
+
+    assert figures_of((REPORT,), NONE, gpus=Gpus())["gpu/utilisation"] == 0.0
