@@ -154,7 +154,7 @@ METRICS: dict[str, Metric] = (
         score_s=("s", "scoring a version on held-out positions"),
         orchestration_s=("s", "the rest: Prefect, and calls between the processes"),
         orchestration_share=("share", "orchestration_s / step_s"),
-        trainer_wait_s=("s", "the trainer idle until its rows were there"),
+        trainer_wait_s=("s", "step_s - train_s: waiting for rows, but also comparing, scoring, publishing and the flow"),
     )
     | _group(
         "queue",
