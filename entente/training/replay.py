@@ -219,12 +219,15 @@ def recorded_update_log(paths: RunPaths, step: int, training: TrainingSettings) 
 
 
 def _update_differs(
-    step: int, number: int, recorded: LoggedUpdate, again: LoggedUpdate, tolerance: Tolerance, cut_alike: bool
+    step: int, number: int, recorded: LoggedUpdate, again: LoggedUpdate, tolerance: Tolerance, as_many: bool
 ) -> Difference | None:
-    """The first difference, in order of computation. `cut_alike`: as many processes in both, so the same micro-batches."""
-    if cut_alike and len(recorded.micro_batches) != len(again.micro_batches):
-        then, now = len(recorded.micro_batches), len(again.micro_batches)
-        return Difference(step=step, update=number, what="the number of micro-batches", recorded=then, replayed=now)
+    """The first difference, in order of computation. `as_many`: processes in both. A GPU's memory, too, decides how an update is
+    cut into micro-batches."""
+    counts = len(recorded.micro_batches), len(again.micro_batches)
+    cut_alike = as_many and counts[0] == counts[1]
+    if not cut_alike and tolerance is EXACT:
+        what = "the number of micro-batches"
+        return Difference(step=step, update=number, what=what, recorded=counts[0], replayed=counts[1])
     pairs_of_parts = zip(recorded.micro_batches, again.micro_batches, strict=True) if cut_alike else ()
     for place, (then, now) in enumerate(pairs_of_parts, start=1):
         if not _close(then, now, tolerance.loss):

@@ -200,6 +200,18 @@ def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(path
     assert difference is not None and difference.micro_batch == 1
 
 
+def test_a_step_that_a_gpu_cut_into_more_micro_batches_is_compared_by_its_sums(paths, again):
+    """The free memory of a card decides how many tokens a micro-batch holds."""
+    alter(paths, 1, lambda stored: stored.update(device="cuda", adapter_hash="0" * 32))
+    uncut = SETTINGS.model_copy(update={"token_budget": 0})
+    found = again(paths, 1, uncut)
+    assert found.replayed is not None and found.replayed.micro_batches != found.recorded.micro_batches
+    assert found.difference is None
+    alter(paths, 1, lambda stored: stored["updates"][0].update(loss=1.0))
+    difference = again(paths, 1, uncut).difference
+    assert difference is not None and (difference.what, difference.update) == ("the loss", 1)
+
+
 @pytest.mark.parametrize(
     ("step", "spoil", "sentence"),
     [
