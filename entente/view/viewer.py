@@ -190,14 +190,14 @@ class Viewer:
     def decision(self, run: str, decision: int, shard: str, overlay: str) -> str:
         if overlay not in OVERLAYS:
             raise InputError(f"there is no overlay '{overlay[:40]}': known are {', '.join(OVERLAYS)}")
-        about = _about("decision", run, decision)
-        job = self.jobs.of(about)
-        running = job is not None and job.running  # asked first: a job that ends meanwhile is shown by the next request
-        recomputed, _ = job.answer() if job else (None, "")
         with self._rows_lock:
             rows = self._inspector(run)
+            version, _, weights = weights_for(self.paths(run), rows.decision(decision, shard))
+            about = _about("decision", run, f"{decision} under version {version}")
+            job = self.jobs.of(about)
+            running = job is not None and job.running  # asked first: a job that ends meanwhile is shown by the next request
+            recomputed, _ = job.answer() if job else (None, "")
             values = decision_page(rows, run, decision, shard, overlay, recomputed, self.link)
-            weights = weights_for(self.paths(run), values["decision"])[2]
         ask = self.link("recompute", run, id=decision, shard=values["facts"]["shard"], overlay=overlay)
         return self.page(
             "decision.html.jinja",
@@ -226,8 +226,8 @@ class Viewer:
         }
         # Neither more threads nor the card of a run that trains here.
         quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        words = f"one forward under version {version}"
-        self.jobs.start(words, _about("decision", run, decision), ["entente.training.recompute", json.dumps(job)], quiet)
+        words, about = f"one forward under version {version}", _about("decision", run, f"{decision} under version {version}")
+        self.jobs.start(words, about, ["entente.training.recompute", json.dumps(job)], quiet)
 
     def games(self, run: str, shard: str, message: str = "") -> str:
         names = sorted(shard_names(self.paths(run)), key=lambda name: (int(Path(name).stem), name))

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet
 import pytest
@@ -215,7 +216,7 @@ def test_tokens_have_the_overlay_that_was_chosen_and_what_is_recomputed_agrees_w
     which = dict(part.split("=") for part in address.partition("?")[2].split("&"))
     started = asked(f"/run/before/recompute?id={which['id']}&shard={which['shard']}&overlay=gap", None, go="1")
     assert started.status_code == 303 and started.headers["location"].endswith("#tokens")
-    found, why = answer_of(asked, f"decision {which['id']} of before")
+    found, why = answer_of(asked, f"decision {which['id']} under version 0 of before")
     assert found is not None, why
     shown = Inspector(stored_run, None, settings_of(stored_run)).decision(int(which["id"]))
     assert found["place"] == [place for place, token in enumerate(shown.sampled) if token.legal != 1]
@@ -251,6 +252,21 @@ def test_a_job_that_ends_while_its_page_is_drawn_is_asked_for_once_more(
     monkeypatch.setattr(asked.viewer.jobs, "of", lambda about: ended)
     every = re.compile(r'data-every="(\d+)"')
     assert [int(every.findall(asked(address).text)[0]) > 0 for _ in range(2)] == [True, False]
+
+
+def test_what_was_recomputed_under_other_weights_is_not_shown(
+    asked: Asked, decision: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+):
+    figures = {"place": [0], "entropy": [0.5], "gap": [0.0], "fate": ["trained"]}
+    ended, jobs = SimpleNamespace(words="", running=False, answer=lambda: (figures, "")), {}
+    monkeypatch.setattr(asked.viewer.jobs, "start", lambda words, about, *_: jobs.update({about: ended}))
+    monkeypatch.setattr(asked.viewer.jobs, "of", jobs.get)
+    address = decision()
+    assert asked(address.replace("/decision?", "/recompute?"), None, go="1").status_code == 303
+    assert "Recomputed under version 0," in asked(address).text
+    monkeypatch.setattr("entente.view.viewer.weights_for", lambda *_: (1, None, "Recomputed under version 1."))
+    page = asked(address).text
+    assert "Recomputed under" not in page and "Recompute entropy" in page
 
 
 def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_while_a_run_trains(
