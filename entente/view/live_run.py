@@ -50,7 +50,8 @@ class LiveRun:
 
     def mark(self) -> tuple[Any, ...]:
         self.asked, mark = time.monotonic(), run_mark(self.paths)
-        return mark, round(time.time() / _TICK_S) if mark[-1] else 0, tuple(made for made, _ in self._parts.values())
+        ages = mark[-1] or not self.facts().is_over
+        return mark, round(time.time() / _TICK_S) if ages else 0, tuple(made for made, _ in self._parts.values())
 
     def facts(self) -> RunFacts:
         """Without what takes time in proportion to the run; raises InputError if its settings cannot be read."""

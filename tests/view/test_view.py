@@ -107,9 +107,15 @@ def test_a_page_that_did_not_change_is_not_sent_again_and_one_that_did_is(asked:
     assert "7.25" in asked.drawn().split('aria-label="Mean return per step')[1][:60]
 
 
-def test_a_killed_run_and_one_that_trains_say_what_they_are(asked: Asked, stored_run: RunPaths):
+def test_a_killed_run_and_one_that_trains_say_what_they_are(asked: Asked, stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch):
     stored_run.summary.unlink()
-    assert "the run stopped before its last scores" in asked("/run/before").text
+    stopped = asked("/run/before")
+    assert "the run stopped before its last scores" in stopped.text
+    late = time.time() + 7200
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: late)
+        now = asked("/run/before", {"if-none-match": stopped.headers["etag"]})
+        assert "the last file was written 2 hours ago" in now.text
     lines = stored_run.metrics.read_text().splitlines(keepends=True)
     stored_run.metrics.write_text("".join(line for line in lines if '"step": 2' not in line))
     shutil.rmtree(stored_run.checkpoint(2))
