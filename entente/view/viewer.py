@@ -313,7 +313,7 @@ class Viewer:
         words = ["runs", "what-if", "--json", f"--game={game}", f"--run={run}", f"--runs-root={self.runs_root}"]
         for name in ("phase", "power", "players", "forks", "years", *(("version",) if chosen["version"] else ())):
             words.append(f"--{name}={chosen[name]}")
-        words += [f"--orders={chosen['orders']}"] if chosen["orders"] and not chosen["version"] else []
+        words += [f"--orders={chosen['orders']}"] if chosen["orders"] else []
         self.jobs.start(f"what-if in {chosen['phase']}", _about("what-if", run, game), ["entente.cli.main", *words])
         return ""
 

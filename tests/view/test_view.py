@@ -314,6 +314,8 @@ def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_wh
     assert "Nothing changes for" in asked(game).text
     asked(place, None, **fields | {"orders": WICKED.replace("\x00", "")})
     assert answer_of(asked, f"what-if {name} of before")[0] is None and "is no legal order" in asked(game).text
+    asked(place, None, **fields | {"orders": "A PAR H", "version": "newest"})
+    assert answer_of(asked, f"what-if {name} of before")[0] is None and "both set the orders" in asked(game).text
 
 
 def test_sql_has_the_limits_of_the_command_and_answers_as_table_picture_and_file(
