@@ -136,9 +136,9 @@
   at("slider").oninput = event => { play(false); go(Number(event.target.value)); };
   at("which").onchange = showMarks;
   document.addEventListener("keydown", event => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.tagName === "SELECT") return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("select, textarea, input:not([type=range])")) return; // these keys are its own
     const keys = { ArrowRight: () => step(1), ArrowLeft: () => step(-1), Home: () => step(-game.phases.length), End: () => step(game.phases.length) };
-    if (event.key === " " && event.target.tagName !== "BUTTON") keys[" "] = toggle;
+    if (event.key === " " && !event.target.matches("button, summary")) keys[" "] = toggle;
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   game.phases.forEach((phase, i) => at("phases").append(html("a", { href: `#${i}`, class: Object.keys(phase.decisions).length ? "asked" : "" }, phase.short)));

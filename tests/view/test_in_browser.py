@@ -117,6 +117,16 @@ def test_a_group_is_explained_and_a_decision_recomputed_by_clicks_and_keys_alone
         page.wait_for_selector("a")
 
 
+def test_what_is_typed_into_a_field_arrives_there(opened, stored_run: RunPaths):
+    with opened("before") as page:
+        page.get_by_role("link", name="Games").click()
+        page.locator("td a").first.click()
+        orders, typed = page.locator("[name=orders]"), "A PAR - BUR"
+        orders.click()
+        page.keyboard.type(typed)
+        assert (orders.input_value(), page.locator("#play").inner_text()) == (typed, "▶ play")
+
+
 def test_a_foreign_page_in_the_same_browser_reads_and_starts_nothing(opened, browser: Any):
     with opened("before") as page:
         own = page.url
