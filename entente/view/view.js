@@ -9,11 +9,17 @@
     const next = new DOMParser().parseFromString(text.replace(/<style[^]*?<\/style>/, ""), "text/html");
     for (const part of document.querySelectorAll("[data-part]")) {
       const other = next.querySelector(`[data-part="${part.dataset.part}"]`);
-      if (!other || other.innerHTML === seen.get(part) || (part.contains(document.activeElement) && document.activeElement.matches("input, textarea, select"))) continue;
+      if (!other || other.innerHTML === seen.get(part)) continue;
+      if (part.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select")) {
+        tag = null; // its change is still to come
+        continue;
+      }
       const open = [...part.querySelectorAll("details")].map(each => each.open), focus = document.activeElement?.getAttribute("href");
+      const ticked = [...part.querySelectorAll("input:checked")].map(each => each.value);
       seen.set(part, other.innerHTML);
       part.innerHTML = other.innerHTML;
       part.querySelectorAll("details").forEach((each, i) => { each.open = open[i]; });
+      part.querySelectorAll("[type=checkbox]").forEach(each => { each.checked = ticked.includes(each.value); });
       if (focus && document.activeElement === document.body) part.querySelector(`a[href="${CSS.escape(focus)}"]`)?.focus();
     }
     document.title = next.title;

@@ -117,7 +117,9 @@ def test_a_group_is_explained_and_a_decision_recomputed_by_clicks_and_keys_alone
         page.wait_for_selector("a")
 
 
-def test_what_is_typed_into_a_field_arrives_there(opened, stored_run: RunPaths):
+def test_what_is_typed_into_a_field_arrives_there_and_stays_while_the_answer_comes(opened, stored_run: RunPaths):
+    from playwright.sync_api import expect
+
     with opened("before") as page:
         page.get_by_role("link", name="Games").click()
         page.locator("td a").first.click()
@@ -125,6 +127,29 @@ def test_what_is_typed_into_a_field_arrives_there(opened, stored_run: RunPaths):
         orders.click()
         page.keyboard.type(typed)
         assert (orders.input_value(), page.locator("#play").inner_text()) == (typed, "▶ play")
+        orders.fill("")
+        page.locator("[name=forks]").fill("2")
+        page.locator("[name=years]").fill("1")
+        page.get_by_role("button", name="Play them").click()
+        expect(page.locator("#what-if")).to_contain_text("At work", timeout=LIMIT_MS)
+        orders.click()
+        page.keyboard.type(typed)
+        expect(page.locator("#what-if .verdict")).to_contain_text("Nothing changes for", timeout=4 * LIMIT_MS)
+        page.locator("h1").click()
+        expect(page.get_by_role("button", name="Play them")).to_be_enabled(timeout=LIMIT_MS)
+        assert orders.input_value() == typed
+
+
+def test_an_open_page_keeps_what_is_ticked(opened, stored_run: RunPaths):
+    from playwright.sync_api import expect
+
+    with opened() as page:
+        tick = page.get_by_role("checkbox")
+        tick.check()
+        with file_lock(stored_run.lock) as mine:
+            assert mine
+            expect(page.locator("tbody")).to_contain_text("training", timeout=LIMIT_MS)
+            expect(tick).to_be_checked()
 
 
 def test_a_foreign_page_in_the_same_browser_reads_and_starts_nothing(opened, browser: Any):
