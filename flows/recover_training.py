@@ -41,11 +41,11 @@ from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, with_run_name
 from flows.recovery_rule import BEGINS, Attempts, Facts, RecoveryAction, decide, was_cancelled
-from flows.work_record import WORK_FOLDER, FlowRunRecord, last_change, read_work
+from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
 from storage.files import file_lock
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
-from storage.runs import RunPaths, check_name
+from storage.runs import RunPaths, check_name, last_change
 from tasks.alerts import raise_alert
 
 SILENT = "no sign of life came from it"

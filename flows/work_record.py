@@ -16,7 +16,7 @@ import psutil
 
 from entente.telemetry.child import boot_id, find_process, process_start
 from storage.files import durable_write, entries_in, make_directory
-from storage.runs import RunPaths
+from storage.runs import RunPaths, last_change
 
 WORK_FOLDER = "_flow_runs"
 _KEPT_S = 30 * 86_400.0
@@ -61,15 +61,6 @@ def record_work(paths: RunPaths, flow_run: str) -> None:
     for entry in entries_in(folder):
         if entry.path.match("[0-9a-f]*.json") and max(entry.touched(), _run_changed(entry.path)) < time.time() - _KEPT_S:
             entry.path.unlink(missing_ok=True)
-
-
-def last_change(paths: RunPaths) -> float:
-    """Unix time of the last sign of life in a run's files, seconds; 0 without settings."""
-    if not paths.settings.is_file():
-        return 0.0
-    parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
-    parts += [paths.scores / "track", *paths.shards.glob("*")]
-    return max(part.stat().st_mtime for part in parts if part.exists())
 
 
 def _run_changed(record: Path) -> float:

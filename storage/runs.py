@@ -133,6 +133,15 @@ def last_written(paths: RunPaths) -> float:
     return max(file.stat().st_mtime for file in (paths.settings, paths.metrics) if file.is_file())
 
 
+def last_change(paths: RunPaths) -> float:
+    """Unix time of the last sign of life in a run's files, seconds; 0 without settings."""
+    if not paths.settings.is_file():
+        return 0.0
+    parts = [paths.settings, paths.metrics, paths.scores, paths.checkpoints, paths.adapters, paths.ledger]
+    parts += [paths.track, *paths.shards.glob("*")]
+    return max(part.stat().st_mtime for part in parts if part.exists())
+
+
 def resolve_run(runs_root: Path, run: str) -> str:
     """`run` itself, or for 'latest' the readable run that wrote last. Raises InputError if there is none, a folder is named
     'latest', or `run` cannot name a folder."""

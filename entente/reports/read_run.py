@@ -18,7 +18,7 @@ from entente.records.policy_version import BASE_VERSION
 from entente.telemetry.errors import EntenteError, InputError
 from storage.files import is_held
 from storage.retention import size_of
-from storage.runs import RunPaths, last_written, run_names
+from storage.runs import RunPaths, last_change, last_written, run_names
 
 _OF_EVERY_RUN = ("run", "runs_root")  # different in every run, so not compared
 
@@ -39,7 +39,7 @@ class RecordedRun:
     at_work: bool
     """True if a process on this machine holds the lock."""
     quiet_s: float
-    """Seconds since the last metric."""
+    """Seconds since the last file."""
     troubles: list[str]
 
     @property
@@ -95,7 +95,7 @@ def read_run(paths: RunPaths, metrics: "MetricsFile | None" = None) -> RecordedR
         environment=_json(paths.environment, troubles),
         alerts=_alerts(paths.alerts),
         at_work=is_held(paths.lock),
-        quiet_s=time.time() - last_written(paths),
+        quiet_s=time.time() - last_change(paths),
         troubles=troubles,
     )
 

@@ -2,7 +2,6 @@
 
 `troubles` lists what cannot be read. Writes nothing."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +16,7 @@ from entente.evaluation.score_files import ScoreRecord, TrackPoint, read_scores,
 from entente.reports.read_run import MetricsFile, RecordedRun, read_run
 from entente.reports.return_curve import CurvePoint, return_curve
 from entente.telemetry.errors import DataError, InputError
-from storage.files import entries_in, file_marks
+from storage.files import file_marks
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, read_ledger
 from storage.rewards import check_reward_weights, returns_of
@@ -85,16 +84,8 @@ class FactsReader:
             troubles.extend([trouble] if trouble else [])
             return found
 
-        folders = (
-            self._paths.ledger,
-            self._paths.shards,
-            self._paths.scores,
-            *(entry.path for entry in entries_in(self._paths.shards)),
-        )
-        touched = [found[1] / 1e9 for folder in folders if (found := file_marks(folder)) is not None]
         return RunFacts(
-            **{each.name: getattr(run, each.name) for each in fields(run) if each.name not in ("troubles", "quiet_s")},
-            quiet_s=min([run.quiet_s, *(time.time() - each for each in touched)]),
+            **{each.name: getattr(run, each.name) for each in fields(run) if each.name != "troubles"},
             troubles=troubles,
             begun_step=last_step(self._paths),
             scores=whole("Scores are", lambda: read_scores(self._paths), {}),

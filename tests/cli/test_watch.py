@@ -11,6 +11,8 @@ import time
 import pytest
 
 from entente.cli.watch import sparkline
+from entente.reports.newest import progress
+from entente.reports.read_run import read_run
 from storage.runs import RunPaths
 from tests.conftest import Entente
 
@@ -41,6 +43,15 @@ def test_a_run_that_is_done_is_shown_once_with_curves_time_and_alerts(workplace:
     assert all(title in shown for title in ("return", "entropy", "lag", "prefix hits", "rollouts", "forward", "orchestration"))
     assert "GPU" not in shown, "what was not measured is not shown"
     assert "alert (entropy): first, step 1: it is low" in shown and "cut" not in shown
+
+
+def test_a_run_whose_step_takes_long_is_not_silent_while_its_rollouts_come(stored_run: RunPaths):
+    stored_run.summary.unlink()
+    for path in (stored_run.root, *stored_run.root.rglob("*")):
+        os.utime(path, (time.time() - 600,) * 2)
+    assert "nothing was written for 10 minutes" in progress(read_run(stored_run))
+    (stored_run.shards / "local" / "000099.arrow").touch()
+    assert "nothing was written" not in progress(read_run(stored_run))
 
 
 @pytest.mark.system

@@ -16,10 +16,9 @@ from entente.settings.layers import layered_settings
 from entente.telemetry.metrics import check
 from entente.telemetry.timing import Spans
 from flows import score_policy as scores
-from flows.work_record import last_change
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
-from storage.runs import RunPaths
+from storage.runs import RunPaths, last_change
 from tasks.evaluation import evaluate_player
 
 
