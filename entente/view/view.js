@@ -30,7 +30,7 @@
     if (document.hidden) return;
     try {
       const answer = await fetch(location.href, { headers: tag ? { "if-none-match": tag } : {} });
-      lost.hidden = true;
+      lost.hidden = answer.ok || answer.status === 304;
       if (answer.status === 304) return;
       tag = answer.headers.get("etag");
       if (answer.ok) take(await answer.text());
