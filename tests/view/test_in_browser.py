@@ -113,6 +113,7 @@ def test_a_group_is_explained_and_a_decision_recomputed_by_clicks_and_keys_alone
         page.get_by_role("button", name="Recompute").click()
         expect(page.locator("[data-part=job]")).to_contain_text(re.compile("Recomputed under|At work"), timeout=LIMIT_MS)
         expect(page.locator("[data-part=job]")).to_contain_text("Recomputed under", timeout=4 * LIMIT_MS)
+        expect(page.locator("#tokens thead")).to_contain_text("entropy ↻", timeout=LIMIT_MS)
         page.get_by_role("link", name="its game").or_(page.get_by_role("link", name="Games")).first.click()
         page.wait_for_selector("a")
 
