@@ -91,6 +91,7 @@ def test_a_run_is_watched_from_its_first_step_to_its_end_without_a_reload(opened
         came("summary.json")
         expect(page.locator("main")).to_contain_text("Complete: 2 steps", timeout=LIMIT_MS)
         expect(page.locator("[data-part=ordered] img")).not_to_have_count(0, timeout=LIMIT_MS)
+        expect(page.locator("main")).to_contain_text("Score the newest version", timeout=LIMIT_MS)
         assert page.evaluate("window.sameDocument") and page.evaluate("document.scrollingElement.scrollWidth") <= 400
         assert page.evaluate("document.activeElement.textContent") == "step 1", "an update leaves the focus where it is"
 
