@@ -140,7 +140,7 @@ def publish_model(
         recipe = {"parameters": _parameters(folder)} | base | _training(source) | {"weights": dtype}
         if "training" in base and recipe["training"] != base["training"]:  # the base is a version of an earlier run
             recipe["earlier"] = [*base.get("earlier", ()), base["training"]]
-        name = f"models/{to.name}" if to.is_absolute() else to.as_posix()
+        name = f"models/{to.name}" if to.is_absolute() else f"./{to.name}" if to.parent == Path() else to.as_posix()
         measured = measured_figures(source, weights_hash(folder), figures)
         _finish(folder, name, recipe, "model_card.md.jinja", measured, has_curve=(folder / CURVE).is_file())
     return to

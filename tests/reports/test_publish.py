@@ -243,7 +243,7 @@ def room_for(share: float, base: Path) -> int:
     return round(share * (base / "model.safetensors").stat().st_size) + rest + publishing._CARD_BYTES
 
 
-def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_path: Path):
+def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made = models / "_models" / "small"
     config = json.loads((made / "config.json").read_text()) | {"_name_or_path": str(made)}
     (made / "config.json").write_text(json.dumps(config))
@@ -255,6 +255,9 @@ def test_a_model_is_published_byte_for_byte_with_its_hashes(models: Path, tmp_pa
     files = list(to.iterdir())
     assert len(files) > 4 and [file.name for file in files if str(tmp_path).encode() in file.read_bytes()] == []
     assert "entente evaluate --players models/one,dumbbot" in (to / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    to = publish_model(find_model("small", models), Path("one"), models)
+    assert "entente evaluate --players ./one,dumbbot" in (to / "README.md").read_text()  # a player with a slash is a folder
 
 
 def test_a_version_computes_what_the_run_did(stored_run: RunPaths, tmp_path: Path):
