@@ -135,7 +135,8 @@ def _convert(answer: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRela
     if form == "arrow":
         return answer
     if form != "table":
-        answer = answer.set_alias("answer").project("to_json(answer)::VARCHAR AS json" if form == "json" else "*")
+        row = "answer" + "_" * max(map(len, answer.columns))  # no column's name, which would come before the row's
+        answer = answer.set_alias(row).project(f"to_json({row})::VARCHAR AS json" if form == "json" else "*")
     kept = _FLOATS if form == "table" else _PLAIN
     columns = []
     for place, (name, kind) in enumerate(zip(answer.columns, answer.types, strict=True), start=1):

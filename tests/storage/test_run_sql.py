@@ -63,6 +63,11 @@ def test_columns_of_one_name_keep_their_own_values(run: duckdb.DuckDBPyConnectio
     assert json.loads(line) == {"a": 1, "a_1": 2, "a_1_1": 3}
 
 
+def test_json_has_the_whole_row_whatever_its_columns_are_named(run: duckdb.DuckDBPyConnection):
+    (line,) = json_lines(ask(run, "select 5 as answer, 6 as b", "json"))
+    assert json.loads(line) == {"answer": 5, "b": 6}
+
+
 def test_json_has_no_number_that_is_none_and_no_control_character(run: duckdb.DuckDBPyConnection):
     question = "select 'nan'::double as a, ['inf'::float] as b, 'NaN' || chr(27) || chr(155) || chr(127) as c"
     (line,) = json_lines(ask(run, question, "json"))
