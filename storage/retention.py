@@ -55,6 +55,7 @@ _ASIDES = (  # names from storage/files.py, entente/telemetry/sinks.py, training
     re.compile(r"\.v-[0-9a-f]{12}-[0-9a-f]{8}"),
     re.compile(r"\.tiny-[0-9a-f]+\.(?P<maker>\d+)"),
 )
+_SHARD_FILE = re.compile(r"\d{6,}(\.[0-9a-f]{8}\.phases)?\.arrow")
 _DAMAGED = re.compile(r"\..+\.damaged-[0-9a-f]{8}")
 
 
@@ -282,15 +283,15 @@ def retire(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: Re
 
 def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
     """Each shard's name and files: the shard itself first, if present, then its phases file."""
-    for producer in folders_in(paths.shards):
-        by_stem: dict[str, list[str]] = {}
-        for name in sorted(names_in(paths.shards / producer), key=lambda name: (not SHARD_NAME.fullmatch(name), name)):
-            by_stem.setdefault(name.partition(".")[0], []).append(name)
-        for stem, names in by_stem.items():
-            places = [paths.shards / producer / name for name in names]
+    for producer in entries_in(paths.shards):
+        by_stem: dict[str, list[Path]] = {}
+        files = [entry.path for entry in entries_in(producer.path) if _SHARD_FILE.fullmatch(entry.path.name)]
+        for path in sorted(files, key=lambda path: (not SHARD_NAME.fullmatch(path.name), path.name)):
+            by_stem.setdefault(path.name.partition(".")[0], []).append(path)
+        for stem, places in by_stem.items():
             why = "shard too old to train on"
-            files = [Removable(path=path, why=why, size=(file_marks(path) or (0, 0))[0]) for path in places]
-            yield f"{producer}/{stem}.arrow", files
+            files_of_shard = [Removable(path=path, why=why, size=(file_marks(path) or (0, 0))[0]) for path in places]
+            yield f"{producer.path.name}/{stem}.arrow", files_of_shard
 
 
 def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Removable]:

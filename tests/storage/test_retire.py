@@ -84,6 +84,19 @@ def test_a_ledger_of_a_step_that_may_be_replayed_holds_its_rows(run: RunPaths) -
     assert going(run) == [0, 1, 3, 4, 5]
 
 
+def test_files_of_the_user_and_behind_links_stay(run: RunPaths, trained_run: Path) -> None:
+    notes, link = run.shards / "p0" / "notes.md", run.shards / "other"
+    notes.write_text("mine")
+    link.symlink_to(trained_run / "shards" / "p0")
+    lonely = run.shards / "p0" / f"000077.{0:08x}.phases.arrow"
+    lonely.write_bytes(b"")
+    for file in (notes, lonely):
+        os.utime(file, (0, 0))
+    there = sorted(link.iterdir())
+    remove(run)
+    assert notes.exists() and sorted(link.iterdir()) == there and not lonely.exists()
+
+
 def test_the_oldest_go_first_and_no_more_than_must(run: RunPaths) -> None:
     a_shard = size_of(run.shards) / 10
     settings = TIGHT.model_copy(update={"shards_gb": 8.5 * a_shard / 1e9})
