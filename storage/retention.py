@@ -16,7 +16,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -117,9 +117,12 @@ def retention_facts(paths: RunPaths, kept: Collection[int]) -> RetentionFacts:
 
 
 def removable_in_run(paths: RunPaths, settings: RetentionSettings, now: float | None = None) -> list[Removable]:
-    """What may be removed from a run that is not in use; the caller holds its lock."""
+    """What may be removed from a run that is not in use; the caller holds its lock. Without `settings.keep_adapters` the run's
+    own counts."""
     now = time.time() if now is None else now
     kept_checkpoints = checkpoint_steps(paths)[-RESTING_CHECKPOINTS:]
+    if "keep_adapters" not in settings.model_fields_set:
+        settings = settings.model_copy(update=_section(paths, "retention"))
     kept_adapters = adapters_to_keep(retention_facts(paths, kept_checkpoints), settings)
     removable = [
         *_old(entries_in(paths.adapters), ADAPTER_NAME, kept_adapters, "adapter of an old version"),
@@ -199,14 +202,18 @@ def _scored_version(file: Path) -> int:
 
 
 def _league(paths: RunPaths, published: frozenset[int]) -> frozenset[int]:
-    try:
-        rollouts = json.loads(paths.settings.read_bytes()).get("rollouts", {})
-        names = [part.partition("*")[0].strip() for part in rollouts.get("opponents", "").split(",")]
-    except FileNotFoundError:
-        return frozenset()
-    except (ValueError, AttributeError) as error:
-        raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
+    names = [part.partition("*")[0].strip() for part in str(_section(paths, "rollouts").get("opponents", "")).split(",")]
     return frozenset(version for version in published if version % LEAGUE_EVERY == 0) if "league" in names else frozenset()
+
+
+def _section(paths: RunPaths, name: str) -> dict[str, Any]:
+    """Of the run's stored settings, also those of another release."""
+    try:
+        return dict(json.loads(paths.settings.read_bytes()).get(name, {}))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
 
 
 def _is_running(pid: int) -> bool:

@@ -30,8 +30,9 @@ def clean(
 ) -> None:
     """Remove old adapters and checkpoints, local W&B folders, and leftovers of killed processes.
 
-    Keeps ledgers, scores, metrics, and every adapter that a resumed run or a score refers to. Removes shards only if
-    --shards-gb limits them. A run that a process is working on is skipped.
+    Keeps ledgers, scores, metrics, and every adapter that a resumed run or a score refers to. Without --keep-adapters each run
+    keeps as many as its own retention.keep_adapters says. Removes shards only if --shards-gb limits them. A run that a process is
+    working on is skipped.
 
     Examples
 

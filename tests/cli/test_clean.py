@@ -73,6 +73,14 @@ def test_a_run_that_is_named_is_cleaned_alone(entente, runs):
     assert left == [25, 26, 27, 28, 29, 30]
 
 
+def test_a_run_keeps_as_many_adapters_as_its_own_settings_say(entente, runs):
+    runs["going"].settings.write_text('{"retention": {"keep_adapters": 28}}')
+    done = entente("runs", "clean", "--shards-gb", "1")
+    assert done.returncode == 0, done.stderr
+    left = {name: len(list(paths.adapters.iterdir())) for name, paths in runs.items()}
+    assert left == {"going": 28, "done": 20}
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
