@@ -102,6 +102,15 @@ def durable_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> 
     sync_directory(path.parent)
 
 
+def write_output(path: Path, content: bytes | Callable[[BinaryIO], object], *, follow: bool = True) -> None:
+    """Write a file that a user names, whole or not at all. A pipe or terminal stays one, and with `follow` a link too."""
+    if path.is_fifo() or path.is_char_device():
+        with path.open("wb") as file:
+            file.write(content) if isinstance(content, bytes) else content(file)
+    else:
+        durable_write(path.resolve() if follow else path, content)
+
+
 def write_measured(path: Path, content: bytes | BinaryIO) -> dict[str, int | str]:
     """Write a file; returns its size and SHA-256 as manifests have them, computed from what is written and not read again."""
     digest, size = hashlib.sha256(), 0

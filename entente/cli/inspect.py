@@ -11,6 +11,7 @@ from rich.text import Text
 from entente.cli.options import Run, RunsRoot, which_run
 from entente.cli.terminal import cell, output_console
 from entente.telemetry.errors import InputError
+from storage.files import write_output
 from storage.runs import LATEST
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _sample(decision: "Decided", file: Path | None) -> None:
     if file is not None:
         picture = decision.picture()
         try:
-            file.write_text(picture)
+            write_output(file, picture.encode())
         except OSError as error:
             raise InputError(f"'{file}' cannot be written: {error.strerror}") from error
 

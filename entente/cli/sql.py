@@ -14,7 +14,7 @@ from entente.cli.options import Run, RunsRoot, which_run
 from entente.cli.terminal import cell, output_console
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import shown
-from storage.files import durable_write
+from storage.files import write_output
 from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:
@@ -131,11 +131,7 @@ def _write(answer: pa.Table, form: Format, output: Path | None) -> None:
         sys.stdout.write(shown(text, keep="\n\t") if sys.stdout.isatty() else text)
         return
     try:
-        if output.is_file() or not output.exists():
-            durable_write(output.resolve(), lambda file: _write_to(answer, form, file))  # a link keeps naming its file
-        else:  # a pipe or device stays one
-            with output.open("wb") as file:
-                _write_to(answer, form, file)
+        write_output(output, lambda file: _write_to(answer, form, file))
     except pa.ArrowNotImplementedError as error:
         raise InputError(f"parquet cannot hold a column of the answer ({error}): cast it to text, as with ::VARCHAR") from error
     except OSError as error:

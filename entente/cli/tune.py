@@ -37,6 +37,7 @@ def tune(
     from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
     from entente.cli.terminal import print_json, show_progress
     from entente.settings.layers import resumed_settings
+    from storage.files import durable_write
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
     settings = resumed_settings(config or (), {"run": run, "runs_root": runs_root})
@@ -54,7 +55,8 @@ def tune(
         print_json({"why": why, "chosen": chosen and chosen.values | dict(measured[chosen]), "rows": rows})
     if chosen is None:
         raise InputError(why) if measured else EngineError(f"{why}: {next(iter(failed.values())).why}")
-    toml.write_text(tuned_toml(chosen, [f"entente train --config {toml}", f"on the machine where it was measured: {why}"]))
+    tuned = tuned_toml(chosen, [f"entente train --config {toml}", f"on the machine where it was measured: {why}"])
+    durable_write(toml, tuned.encode())
     if not json:
         print(f"\n{why}\nuse them: entente train --config {toml}")
 

@@ -1,7 +1,13 @@
 """`entente runs inspect` shows a decision and a group, and refuses what is not there in a sentence."""
 
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from entente.cli.inspect import _sample
+from entente.telemetry.errors import InputError
 from storage.ledger import read_ledger
 
 
@@ -39,3 +45,16 @@ def test_the_best_and_the_worst_fork_stand_side_by_side(workplace, used):
 def test_what_is_not_there_is_one_sentence_and_exit_code_2(workplace, trained, words: tuple[str, ...], sentence: str):
     done = workplace("runs", "inspect", *words, "--run", "first")
     assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1 and sentence in done.stderr
+
+
+def test_a_picture_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path):
+    board, decided = tmp_path / "board.svg", SimpleNamespace(picture=lambda: "<svg>" * 1000)
+    board.write_text("<svg/>")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(InputError, match="cannot be written"):
+            _sample(decided, board)  # type: ignore[arg-type]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert board.read_text() == "<svg/>" and [*tmp_path.iterdir()] == [board]

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from entente.telemetry.errors import DataError, InputError
-from storage.files import file_lock, folders_in, make_directory, names_in, publish_directory, publish_once
+from storage.files import (
+    file_lock,
+    folders_in,
+    make_directory,
+    names_in,
+    publish_directory,
+    publish_once,
+    write_output,
+)
 from storage.runs import check_name, check_runs_root
 
 
@@ -194,3 +202,20 @@ def test_who_waited_for_a_lock_whose_folder_was_removed_gets_that_of_the_new_fol
         shutil.rmtree(lock.parent)
     waiting.join(timeout=30)
     assert got == [(True, False)]
+
+
+def test_what_a_user_names_as_output_is_written_whole_and_a_link_or_pipe_stays_one(tmp_path: Path):
+    file, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(file)
+    write_output(link, b"one")
+    with file.open("rb") as before:
+        write_output(link, lambda out: out.write(b"other"))
+        assert (before.read(), file.read_bytes(), link.is_symlink()) == (b"one", b"other", True)
+    write_output(link, b"own", follow=False)
+    assert (file.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"other", b"own", False)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for follow in (True, False):
+        write_output(pipe, b"page", follow=follow)
+        assert os.read(reader, 10) == b"page" and pipe.is_fifo()
+    os.close(reader)
