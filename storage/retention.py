@@ -5,8 +5,8 @@ symbolic links are neither followed nor removed. A folder is renamed before remo
 scores, metrics and settings always stay, and in a run in use everything except shards and adapters.
 
 Shards stay while they fit `retention.shards_gb`. Beyond that the oldest go first, if all their rows exceed the staleness
-budget and no ledger of a step to replay or repeat names them. A shard goes before its phases file; a kill in between leaves
-phases without a shard, which the next call removes.
+budget and no ledger of the newest steps or of a step to repeat names them. A shard goes before its phases file; a kill in between
+leaves phases without a shard, which the next call removes.
 """
 
 import json
@@ -44,7 +44,7 @@ STALE_VERSIONS = RECENT_STEPS
 """Policy versions beyond the staleness budget whose rows are always kept: a league counts their forks, also in shards that no
 step trained on."""
 REPLAY_STEPS = 100
-"""Newest steps whose rows are always kept, so that these steps can be replayed."""
+"""Newest steps whose rows are always kept, to look at. A replay also needs those of all steps since its checkpoint."""
 _GB = 1_000_000_000
 _DAY_S = 86_400.0
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
