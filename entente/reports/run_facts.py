@@ -18,7 +18,7 @@ from entente.reports.return_curve import CurvePoint, return_curve
 from entente.telemetry.errors import DataError, InputError
 from storage.files import file_marks
 from storage.league_files import LeagueStep, newest_league
-from storage.ledger import last_step, read_ledger
+from storage.ledger import last_step, ledger_path, read_ledger
 from storage.rewards import check_reward_weights, returns_of
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
@@ -66,6 +66,7 @@ class FactsReader:
         self._paths, self._metrics = paths, MetricsFile(paths.metrics)
         self._known: dict[str, tuple[object, Any]] = {}
         self._counter: RowCounter | None = None
+        self._begun: object = None
         self._returns = lru_cache(maxsize=512)(lambda step: read_ledger(paths, step))
 
     def quick(self) -> RunFacts:
@@ -104,6 +105,7 @@ class FactsReader:
     def whole(self, *, rows: bool = True, shards: int | None = None) -> RunFacts:
         """`shards`: the largest number of new ones to read; None: all."""
         facts, curve, counted = self.quick(), list[CurvePoint](), None
+        self._forget_another_run()
         troubles = list(facts.troubles)
         if damaged := sorted(file.name for file in self._paths.root.rglob(".*.damaged-*")):
             troubles.append(f"The run set damaged files aside and repeated their work: {', '.join(damaged)}.")
@@ -118,6 +120,12 @@ class FactsReader:
         except InputError as error:  # a reward of a package that is not installed here
             troubles.append(f"Rows are left out: {error}")
         return replace(facts, troubles=troubles, curve=curve, rows=counted)
+
+    def _forget_another_run(self) -> None:
+        """Another run may have taken the name: its folder is another one, or its first ledger, which never changes."""
+        if (begun := (self._paths.root.stat().st_ino, file_marks(ledger_path(self._paths, 1)))) != self._begun:
+            self._begun, self._counter = begun, None
+            self._returns.cache_clear()
 
 
 class RowCounter:

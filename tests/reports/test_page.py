@@ -177,6 +177,16 @@ def test_a_page_that_stays_open_has_each_version_that_is_scored_during_training(
         assert version in [point.version for point in reader.quick().track] and run_mark(run_folder) != mark
 
 
+def test_a_page_that_stays_open_has_no_rows_of_a_run_that_was_removed_and_begun_anew(stored_run: RunPaths):
+    reader = FactsReader(stored_run)
+    facts = reader.whole()
+    assert facts.rows and facts.rows.decisions and facts.curve
+    for folder in (stored_run.shards, stored_run.ledger):
+        shutil.rmtree(folder)
+    facts = reader.whole()
+    assert facts.rows and not facts.rows.decisions and not facts.curve
+
+
 def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
     assert "another version of Entente" not in page_of(run_folder).text
     settings = json.loads(run_folder.settings.read_text())
