@@ -74,8 +74,11 @@ def with_run_name(settings: RunSettings, stamp: str = "") -> RunSettings:
 def begun_run(settings: RunSettings, *, resume: bool) -> tuple[RunSettings, bool]:
     """Settings with the run's name, and whether to resume: Prefect's Retry continues the run that its flow run began."""
     work = read_work(settings.runs_root, flow_run.id) if flow_run.id is not None else None
-    if work is not None and RunPaths(settings.runs_root / work.run).settings.exists():
-        return settings.model_copy(update={"run": work.run}), True
+    if work is not None:
+        began = RunPaths(settings.runs_root / work.run)
+        record_work(began, work.flow_run)  # else recovery looks for the process of the earlier start
+        if began.settings.exists():
+            return settings.model_copy(update={"run": work.run}), True
     return with_run_name(settings), resume
 
 

@@ -101,8 +101,9 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
     candidates = {run.id for run in ended}
     for run in await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=busy)):
         runs_root = _runs_root(run)
-        work = read_work(runs_root, str(run.id))
         assert run.state is not None
+        # The process of a pending run has not begun: a record is of the start before a Retry.
+        work = None if run.state.is_pending() else read_work(runs_root, str(run.id))
         since = (now("UTC") - run.state.timestamp).total_seconds()
         never_started = not run.state.is_running() and work is None and since > PENDING_S
         hangs = work is not None and work.process() == "alive" and _hangs(RunPaths(runs_root / work.run), since)

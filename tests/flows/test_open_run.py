@@ -4,6 +4,7 @@ On a shared card engine and trainer start one after the other.
 """
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -20,7 +21,7 @@ from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
 from flows import open_run
 from flows.train_policy import train_policy
-from flows.work_record import record_work
+from flows.work_record import WORK_FOLDER, read_work, record_work
 from storage.adapters import publish_adapter
 from storage.files import file_lock
 from storage.json_files import write_json
@@ -134,8 +135,11 @@ def test_a_flow_run_that_somebody_starts_again_continues_the_run_that_it_began(
     monkeypatch.setattr(open_run, "read_adapter", lambda *_: None)
     nameless = settings.model_copy(update={"run": ""})
     record_work(settings.paths.create(), "1b2c")
+    record = settings.runs_root / WORK_FOLDER / "1b2c.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"began": "another boot 1"}))
     named, resume = open_run.begun_run(nameless, resume=False)
     assert named.run not in ("", "mine") and not resume, "it was refused before it began"
+    assert (work := read_work(settings.runs_root, "1b2c")) is not None and work.process() == "alive"
     settings.paths.settings.write_text(settings.model_dump_json())
     settings.paths.summary.write_text(f'{{"steps": {settings.steps}}}')
     assert asyncio.run(train_policy.fn(nameless))["run"] == str(settings.paths.root)

@@ -175,6 +175,15 @@ def test_a_flow_run_that_somebody_starts_again_is_looked_after_again(place: Plac
 
 
 @pytest.mark.system
+def test_a_flow_run_that_starts_again_is_not_taken_for_its_earlier_process(place: Place):
+    killed = asyncio.run(place.ended(place.settings(run="mine"), KILLED))
+    noted(place.begun("mine", steps=1), killed)
+    asyncio.run(place.goes_through(killed, AwaitingRetry(), Pending()))
+    asyncio.run(recover_training(runs_root=place.root))
+    assert asyncio.run(state_of(killed)).is_pending() and asyncio.run(place.started()) == []
+
+
+@pytest.mark.system
 def test_a_path_in_a_flow_run_s_parameters_comes_to_nothing(place: Place):
     outside = asyncio.run(place.ended(place.settings(run="mine").model_copy(update={"run": "../outside"}), KILLED))
     assert "its parameters are not those of a training run" in recover(place, outside)
