@@ -187,6 +187,8 @@ async def _start_again(client: PrefectClient, ended: FlowRun, end: str, settings
         state=Scheduled(scheduled_time=begins, message=decision.because),
         name=f"train-{settings.run}",
         tags=[*(tag for tag in ended.tags if tag != "recovered"), "recovered"],
+        work_queue_name=ended.work_queue_name,
+        job_variables=ended.job_variables,
         idempotency_key=f"recover-{end}",
     )
     return f"{decision.because}, as flow run {again.id}"

@@ -184,6 +184,21 @@ def test_a_flow_run_that_starts_again_is_not_taken_for_its_earlier_process(place
 
 
 @pytest.mark.system
+def test_a_run_that_goes_on_keeps_the_job_variables_of_its_flow_run(place: Place):
+    async def larger() -> FlowRun:
+        given = {"settings": place.settings(run="large").model_dump(mode="json"), "resume": False}
+        async with get_client() as client:
+            run = await client.create_flow_run_from_deployment(
+                place.deployment, parameters=given, state=Pending(), job_variables={"memory": "128Gi"}
+            )
+        return await place.goes_through(run, Running(), KILLED)
+
+    assert "attempt 1" in recover(place, asyncio.run(larger()))
+    (again,) = asyncio.run(place.started())
+    assert again.job_variables == {"memory": "128Gi"}
+
+
+@pytest.mark.system
 def test_a_path_in_a_flow_run_s_parameters_comes_to_nothing(place: Place):
     outside = asyncio.run(place.ended(place.settings(run="mine").model_copy(update={"run": "../outside"}), KILLED))
     assert "its parameters are not those of a training run" in recover(place, outside)
