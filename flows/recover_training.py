@@ -50,9 +50,9 @@ from tasks.alerts import raise_alert
 
 SILENT = "no sign of life came from it"
 """Prefix of the state message that the missing-heartbeat automation sets."""
-TAG = "train"
-"""Tag of the flow runs to recover."""
 PROJECT_TAG = "entente"
+TAGS = [PROJECT_TAG, "train"]
+"""Tags of the flow runs to recover; other projects on the server may have training runs too."""
 PENDING_S = 1200.0
 """Seconds until a flow run that a worker accepted but did not start counts as lost; deploy/job-template.json lets a pod wait for
 900."""
@@ -93,7 +93,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
 
 
 async def _find_candidates(client: PrefectClient) -> set[UUID]:
-    tagged = FlowRunFilterTags(all_=[TAG])
+    tagged = FlowRunFilterTags(all_=TAGS)
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
     ended = await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=bad, end_time=recent))

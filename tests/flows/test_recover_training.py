@@ -78,14 +78,12 @@ class Place:
 def place(prefect_server: str, tmp_path: Path) -> Place:
     """A folder of runs, and a deployment whose flow runs bear a tag of this test's own."""
 
-    async def deployed() -> UUID:
-        async with get_client() as client:
-            flow = await client.create_flow(train_policy)
-            return await client.create_deployment(
-                flow, name=tmp_path.name, tags=["entente", "train", tmp_path.name], entrypoint="x.py:x"
-            )
+    return Place(tmp_path / "runs", asyncio.run(deployed(tmp_path.name, ["entente", "train", tmp_path.name])), tmp_path.name)
 
-    return Place(tmp_path / "runs", asyncio.run(deployed()), tmp_path.name)
+
+async def deployed(name: str, tags: list[str]) -> UUID:
+    async with get_client() as client:
+        return await client.create_deployment(await client.create_flow(train_policy), name=name, tags=tags, entrypoint="x.py:x")
 
 
 @pytest.fixture
@@ -196,6 +194,20 @@ def test_a_run_that_goes_on_keeps_the_job_variables_of_its_flow_run(place: Place
     assert "attempt 1" in recover(place, asyncio.run(larger()))
     (again,) = asyncio.run(place.started())
     assert again.job_variables == {"memory": "128Gi"}
+
+
+@pytest.mark.system
+def test_a_pending_run_of_another_project_is_left_alone(place: Place, monkeypatch: pytest.MonkeyPatch):
+    other = asyncio.run(deployed(f"{place.tag}-other", ["train"]))
+    monkeypatch.setattr("flows.recover_training.PENDING_S", 0.0)
+
+    async def pending() -> FlowRun:
+        async with get_client() as client:
+            return await client.create_flow_run_from_deployment(other, parameters={"settings": {}}, state=Pending())
+
+    theirs = asyncio.run(pending())
+    asyncio.run(recover_training.fn(runs_root=place.root))
+    assert asyncio.run(state_of(theirs)).is_pending()
 
 
 @pytest.mark.system
