@@ -36,13 +36,13 @@ from prefect.types._datetime import now
 from entente.settings.layers import settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.alerts import STALLED_MINUTES, Alert
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, one_line
 from entente.telemetry.progress import reporter
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, with_run_name
 from flows.recovery_rule import BEGINS, Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
-from storage.files import file_lock
+from storage.files import file_lock, make_directory
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name, last_change
@@ -78,6 +78,7 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
     """
     check_parameters(runs_root)
     done: dict[str, str] = {}
+    errors: list[Exception] = []
     with file_lock(runs_root / WORK_FOLDER / ".recovery.lock") as free:
         if not free:
             reporter().say("another check of all runs is in progress")
@@ -86,9 +87,15 @@ async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")
             ids = {UUID(flow_run_id)} if flow_run_id else set()
             while ids := {each for each in ids | await _find_candidates(client) if str(each) not in done}:
                 for each in ids:
-                    done[str(each)] = await _recover(client, each)
+                    try:
+                        done[str(each)] = await _recover(client, each)
+                    except Exception as error:  # raised once the other runs are recovered
+                        errors.append(error)
+                        done[str(each)] = f"flow run {each} cannot be recovered: {one_line(error)}"
                     reporter().say(done[str(each)])
             await _end_lost_tasks(client)
+    if errors:
+        raise errors[0]
     return done
 
 
@@ -171,6 +178,7 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
         has_folder = settings.paths.root.is_dir()
         alert = Alert(name="not_recovered", run=settings.run, step=decision.attempts.step, sentence=sentence)
         file = settings.paths.alerts if has_folder else settings.runs_root / WORK_FOLDER / "alerts.jsonl"
+        make_directory(file.parent)
         raise_alert(file, alert)
     if decision.action != "leave":
         _write_handled(settings.paths, decision.attempts, handled | {end: sentence})

@@ -17,6 +17,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelling, Crashed, Failed, Pending, Running
 
 from entente.settings.layers import layered_settings
@@ -173,15 +174,6 @@ def test_a_flow_run_that_somebody_starts_again_is_looked_after_again(place: Plac
 
 
 @pytest.mark.system
-def test_a_flow_run_that_starts_again_is_not_taken_for_its_earlier_process(place: Place):
-    killed = asyncio.run(place.ended(place.settings(run="mine"), KILLED))
-    noted(place.begun("mine", steps=1), killed)
-    asyncio.run(place.goes_through(killed, AwaitingRetry(), Pending()))
-    asyncio.run(recover_training(runs_root=place.root))
-    assert asyncio.run(state_of(killed)).is_pending() and asyncio.run(place.started()) == []
-
-
-@pytest.mark.system
 def test_a_run_that_goes_on_keeps_the_job_variables_of_its_flow_run(place: Place):
     async def larger() -> FlowRun:
         given = {"settings": place.settings(run="large").model_dump(mode="json"), "resume": False}
@@ -197,6 +189,34 @@ def test_a_run_that_goes_on_keeps_the_job_variables_of_its_flow_run(place: Place
 
 
 @pytest.mark.system
+def test_a_run_that_cannot_be_recovered_keeps_no_other_from_it(place: Place):
+    removed = Place(place.root, asyncio.run(deployed(f"{place.tag}-removed", ["entente", "train"])), place.tag)
+    left = [asyncio.run(removed.ended(place.settings(run=f"run-{number}"), KILLED)).id for number in range(3)]
+    asyncio.run(place.ended(place.settings(run="two"), KILLED))
+
+    async def look() -> None:
+        async with get_client() as client:
+            await client.delete_deployment(removed.deployment)
+            try:
+                await recover_training.fn(runs_root=place.root)
+            finally:
+                for each in left:
+                    await client.delete_flow_run(each)
+
+    with pytest.raises(PrefectHTTPStatusError, match="Deployment not found"):
+        asyncio.run(look())
+    assert [run.name for run in asyncio.run(place.started())] == ["train-two"]
+
+
+@pytest.mark.system
+def test_an_input_error_in_a_folder_of_runs_that_does_not_exist_raises_its_alert(place: Place, tmp_path: Path):
+    refused = Failed(message="Flow run encountered an exception: InputError: no such card")
+    failed = asyncio.run(place.ended(place.settings(run="mine", runs_root=tmp_path / "others"), refused))
+    assert "would recur on every attempt" in recover(place, failed)
+    assert "not_recovered" in (tmp_path / "others" / WORK_FOLDER / "alerts.jsonl").read_text()
+
+
+@pytest.mark.system
 def test_a_pending_run_of_another_project_is_left_alone(place: Place, monkeypatch: pytest.MonkeyPatch):
     other = asyncio.run(deployed(f"{place.tag}-other", ["train"]))
     monkeypatch.setattr("flows.recover_training.PENDING_S", 0.0)
@@ -208,6 +228,15 @@ def test_a_pending_run_of_another_project_is_left_alone(place: Place, monkeypatc
     theirs = asyncio.run(pending())
     asyncio.run(recover_training.fn(runs_root=place.root))
     assert asyncio.run(state_of(theirs)).is_pending()
+
+
+@pytest.mark.system
+def test_a_flow_run_that_starts_again_is_not_taken_for_its_earlier_process(place: Place):
+    killed = asyncio.run(place.ended(place.settings(run="mine"), KILLED))
+    noted(place.begun("mine", steps=1), killed)
+    asyncio.run(place.goes_through(killed, AwaitingRetry(), Pending()))
+    asyncio.run(recover_training(runs_root=place.root))
+    assert asyncio.run(state_of(killed)).is_pending() and asyncio.run(place.started()) == []
 
 
 @pytest.mark.system
