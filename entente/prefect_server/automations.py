@@ -24,6 +24,8 @@ SILENT_S = 120
 """Seconds without a heartbeat until a run counts as crashed; four heartbeats are due by then."""
 NOTIFIED = "entente-alerts"
 """Name of the notification block for alerts, which the user may create."""
+FLOWS = ("build-state-cache", "evaluate-policy", "recover-training", "train-policy")
+"""Names of the project's flows; the server may run those of other projects, whose heartbeats are rarer."""
 RECOVERED = ("prefect.flow-run.Crashed", "prefect.flow-run.Failed", "prefect.flow-run.TimedOut")
 """Events that trigger recovery of a training run."""
 
@@ -74,6 +76,7 @@ def crash_silent_runs() -> dict[str, Any]:
             "type": "event",
             "posture": "Proactive",
             "match": {"prefect.resource.id": "prefect.flow-run.*"},
+            "match_related": {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
             "after": ["prefect.flow-run.heartbeat"],
             "expect": ["prefect.flow-run.heartbeat", *ends],
             "for_each": ["prefect.resource.id"],

@@ -1,11 +1,15 @@
 """The automations as data, and how they are brought to a server; a real server takes them in tests/cli/test_up.py."""
 
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+from prefect import Flow
 from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.server.events.schemas.automations import EventTrigger
+from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.states import Cancelled, Completed, Crashed, Failed, Paused, Suspended
 
 from entente.prefect_server.automations import (
@@ -16,6 +20,10 @@ from entente.prefect_server.automations import (
     limit_queue,
     pass_on_alerts,
 )
+from flows.build_state_cache import build_state_cache
+from flows.evaluate_policy import evaluate_policy
+from flows.recover_training import recover_training
+from flows.train_policy import train_policy
 
 RECOVERY = SimpleNamespace(entrypoint="flows/recover_training.py:recover_training", id=UUID(int=1))
 
@@ -63,6 +71,20 @@ def test_what_differs_is_brought_up_to_date_and_stays_switched_off():
 @pytest.mark.parametrize("state", [Completed, Failed, Crashed, Cancelled, Paused, Suspended])
 def test_a_run_that_prefect_ended_is_not_taken_for_a_silent_one(state: Any):
     assert f"prefect.flow-run.{state().name}" in crash_silent_runs()["trigger"]["expect"]
+
+
+@pytest.mark.parametrize("flow", [build_state_cache, evaluate_policy, recover_training, train_policy, Flow(print, name="other")])
+def test_silence_is_noticed_of_this_project_s_flows_alone(flow: Any):
+    trigger = EventTrigger.model_validate(AutomationCore.model_validate(crash_silent_runs()).trigger.model_dump())
+    related = {"prefect.resource.id": "prefect.flow.1", "prefect.resource.role": "flow", "prefect.resource.name": flow.name}
+    beat = ReceivedEvent(
+        event="prefect.flow-run.heartbeat",
+        resource={"prefect.resource.id": "prefect.flow-run.1"},
+        related=[related],
+        id=uuid4(),
+        occurred=datetime.now(UTC),
+    )
+    assert trigger.covers(beat) == (flow.name != "other")
 
 
 def test_without_the_recovery_s_deployment_no_automation_names_it():
