@@ -45,6 +45,7 @@ from entente.telemetry.machine import apply_threads, environment
 from entente.telemetry.progress import reporter
 from entente.training.process import TrainerProcess
 from flows.build_state_cache import build_state_cache, changed_source, usable_cache
+from flows.given_parameters import started_by_deployment
 from flows.work_record import read_work, record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
@@ -72,14 +73,20 @@ def with_run_name(settings: RunSettings, stamp: str = "") -> RunSettings:
 
 
 def begun_run(settings: RunSettings, *, resume: bool) -> tuple[RunSettings, bool]:
-    """Settings with the run's name, and whether to resume: Prefect's Retry continues the run that its flow run began."""
+    """Settings with the run's name, and whether to resume: Prefect's Retry continues the run that its flow run began.
+
+    A deployment's flow run gives an unnamed run the name that recovery does, so it cannot train beside its replacement if it
+    starts after it counted as lost.
+    """
     work = read_work(settings.runs_root, flow_run.id) if flow_run.id is not None else None
     if work is not None:
         began = RunPaths(settings.runs_root / work.run)
         record_work(began, work.flow_run)  # else recovery looks for the process of the earlier start
         if began.settings.exists():
             return settings.model_copy(update={"run": work.run}), True
-    return with_run_name(settings), resume
+    stamp = flow_run.id[-8:] if flow_run.id is not None and started_by_deployment() else ""
+    named = with_run_name(settings, stamp)
+    return named, resume or (bool(stamp) and not settings.run and named.paths.settings.exists())
 
 
 def check_inputs(settings: RunSettings, *, resume: bool = False) -> CardPlan:

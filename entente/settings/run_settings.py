@@ -49,7 +49,7 @@ class RunSettings(Settings):
     model_config = ConfigDict(title="Training run")
 
     run: Annotated[str, MAY_CHANGE] = ""
-    """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time."""
+    """Name of the run and of its folder under `runs_root`; empty: made from model, seed and time or flow run."""
     runs_root: Annotated[Path, MAY_CHANGE] = Path("runs")
     """Folder of all runs, state caches and made models; it may be a shared one."""
     seed: Seed = 0

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -143,6 +144,20 @@ def test_a_flow_run_that_somebody_starts_again_continues_the_run_that_it_began(
     settings.paths.settings.write_text(settings.model_dump_json())
     settings.paths.summary.write_text(f'{{"steps": {settings.steps}}}')
     assert asyncio.run(train_policy.fn(nameless))["run"] == str(settings.paths.root)
+
+
+def test_a_deployment_s_run_that_starts_late_has_the_name_of_its_replacement(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+):
+    late = UUID(int=0x1B2C)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(late))
+    monkeypatch.setattr(open_run, "started_by_deployment", lambda: True)
+    nameless = settings.model_copy(update={"run": ""})
+    replacement = open_run.with_run_name(nameless, late.hex[-8:])
+    assert open_run.begun_run(nameless, resume=False) == (replacement, False)
+    replacement.paths.create().settings.write_text(replacement.model_dump_json())
+    assert open_run.begun_run(nameless, resume=False) == (replacement, True), "and is refused while that is trained"
+    assert open_run.begun_run(replacement, resume=False) == (replacement, False)
 
 
 def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_former_scores(
