@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -219,10 +220,15 @@ def _worker(client: "SyncPrefectClient", pool: str) -> None:
         _say("worker", f"at work (process {running.pid})")
         return
     log = _in_prefect_home("worker.log")
-    words = ["-m", "prefect", "worker", "start", "--pool", pool, "--name", f"entente-{socket.gethostname()}"]
-    process = _start("worker", words, log, {}, pool=pool)
+    name = f"entente-{socket.gethostname()}"
+
+    def last_heartbeat() -> datetime | None:
+        return next((each.last_heartbeat_time for each in client.read_workers_for_work_pool(pool) if each.name == name), None)
+
+    before = last_heartbeat()  # of an earlier worker; those of other machines do not count
+    process = _start("worker", ["-m", "prefect", "worker", "start", "--pool", pool, "--name", name], log, {}, pool=pool)
     until = time.monotonic() + WORKER_WITHIN_S
-    while not any(each.status == "ONLINE" for each in client.read_workers_for_work_pool(pool)):
+    while last_heartbeat() == before:
         if process.poll() is not None or time.monotonic() > until:
             last = (log.read_text(errors="replace").strip().splitlines() or ["its log is empty"])[-1]
             raise InputError(f"the worker did not start: {last.strip()}; the log is {log}")

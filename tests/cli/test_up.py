@@ -11,7 +11,9 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -245,6 +247,19 @@ def test_another_address_or_pool_is_refused_while_what_was_started_runs(folder: 
         (folder / ".prefect" / "up.json").write_text(json.dumps([record | {"pool": "local"}]))
         up._check_started(record["address"], "gpu")
     up._check_started(record["address"].replace("127.0.0.1", "localhost"), "local")
+
+
+def test_a_worker_that_ends_at_its_start_is_not_taken_for_one_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def ended(what: str, words: list[str], log: Path, *more: Any, pool: str) -> SimpleNamespace:
+        log.write_text("no such type\n")
+        return SimpleNamespace(pid=1, poll=lambda: 1)
+
+    other = SimpleNamespace(name="entente-elsewhere", status="ONLINE", last_heartbeat_time=datetime.now(UTC))
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setattr(up, "_start", ended)
+    client: Any = SimpleNamespace(read_workers_for_work_pool=lambda _: [other])
+    with pytest.raises(InputError, match="the worker did not start: no such type"):
+        up._worker(client, "local")
 
 
 def test_a_server_that_cannot_cancel_them_is_said_and_the_worker_ends(folder: Path, worker: type[Api]):
