@@ -12,7 +12,7 @@ async def _serves(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
 
 
-def answer(address: str = "127.0.0.1", kind: str = "http", **headers: str) -> Any:
+def answer(address: str = "127.0.0.1", kind: str = "http", path: str = "/adapters", **headers: str) -> Any:
     """What the server answers: an HTTP status, or what becomes of a web socket."""
     sent: list[Any] = []
 
@@ -20,7 +20,8 @@ def answer(address: str = "127.0.0.1", kind: str = "http", **headers: str) -> An
         sent.append(message)
 
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    asyncio.run(PageGate(_serves)({"type": kind, "server": (address, 8000), "headers": encoded}, None, send))  # type: ignore[arg-type]
+    scope = {"type": kind, "server": (address, 8000), "path": path, "headers": encoded}
+    asyncio.run(PageGate(_serves)(scope, None, send))  # type: ignore[arg-type]
     return sent[0].get("status", sent[0]["type"])
 
 
@@ -58,5 +59,15 @@ def test_with_a_key_or_on_another_address_the_name_is_the_networks_affair_but_no
     assert answer("10.0.0.7", host="gpu.example") == 200
     assert answer("10.0.0.7", host="gpu.example", origin="http://gpu.example") == 403
     monkeypatch.setenv(KEY_OF_SERVER, "a key")
-    assert answer(host="gpu.example") == 200
-    assert answer(host="gpu.example", origin="http://gpu.example") == 403
+    assert answer(host="gpu.example", authorization="Bearer a key") == 200
+    assert answer(host="gpu.example", authorization="Bearer a key", origin="http://gpu.example") == 403
+
+
+def test_a_server_with_a_key_asks_for_it_on_every_route_except_health_and_metrics(monkeypatch: pytest.MonkeyPatch):
+    """vLLM asks for it on some: without a key anybody could sample by /invocations, and remove a run's adapter by /adapters."""
+    monkeypatch.setenv(KEY_OF_SERVER, "a key")
+    for path in ("/adapters", "/adapters/v1-0123abcd", "/invocations", "/v1/models", "/health/../adapters"):
+        assert answer(path=path) == answer("10.0.0.7", path=path) == answer(path=path, authorization="Bearer another") == 401
+        assert answer(path=path, authorization="bearer a key") == 200
+    assert answer(path="/health") == answer(path="/metrics") == 200
+    assert answer(kind="websocket") == "websocket.close"
