@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from entente.decoding.base_identity import base_identity
+from entente.decoding.base_identity import form_hashes, identity_of
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, recipe_prompts
 from entente.evaluation.adapter_folders import adapter_prompts, check_weights
@@ -140,7 +140,7 @@ def model_inference(folder: Path) -> InferenceSettings:
 
 def check_same_base(models: Mapping[str, Path], runs_root: Path) -> None:
     """Raise InputError, naming both runs, if two runs have different base models or tokenizers."""
-    identities = {run: base_identity(folder, hashes_file(runs_root)) for run, folder in models.items()}
+    identities = {run: identity_of(form_hashes(folder, hashes_file(runs_root))) for run, folder in models.items()}
     first, *others = models
     for run in others:
         if identities[run] != identities[first]:

@@ -23,7 +23,7 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from entente.decoding.architectures import read_architecture
-from entente.decoding.base_identity import identity_of
+from entente.decoding.base_identity import FORM, identity_of
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import max_position, read_config, resolve_model
 from entente.decoding.weight_files import stored_format
@@ -222,7 +222,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         write_json(paths.environment, environment())
         write_json(paths.base, base)
-        provenance = _provenance(settings, model, identity_of(base))
+        provenance = _provenance(settings, model, identity_of({name: base[name] for name in base if name not in FORM}))
         control = ControlDesk(
             paths,
             base_model=provenance["base_model"],

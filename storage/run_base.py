@@ -5,20 +5,20 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from entente.decoding.base_identity import base_hashes, identity_of
+from entente.decoding.base_identity import FORM, form_hashes, identity_of
 from entente.telemetry.errors import InputError
 from storage.json_files import read_object
 from storage.runs import RunPaths, hashes_file
 
 
 def new_base(paths: RunPaths, model: Path) -> dict[str, str]:
-    """Content of `base.json` for a new run: see `base_hashes`."""
-    return base_hashes(model, hashes_file(paths.root.parent))
+    """Content of `base.json` for a new run: see `form_hashes`."""
+    return form_hashes(model, hashes_file(paths.root.parent))
 
 
 def resumed_base(paths: RunPaths, model: Path) -> dict[str, str]:
     """Like `new_base` for a resumed run: rereads every file, even if it looks unchanged; InputError names a replaced file."""
-    hashes = base_hashes(model)
+    hashes = form_hashes(model)
     if paths.base.is_file():  # a run that was killed before it wrote this has no rows
         _compare(paths, model, hashes)
     return hashes
@@ -40,7 +40,8 @@ def identity_in(paths: RunPaths) -> str:
 
 def _compare(paths: RunPaths, model: Path, now: Mapping[str, str]) -> None:
     begun = read_object(paths.base)
-    changed = sorted(name for name in begun.keys() | now if begun.get(name) != now.get(name))
+    known = begun.keys() | now.keys() - {name for name in FORM if name not in begun}  # an earlier release wrote none of these
+    changed = sorted(name for name in known if begun.get(name) != now.get(name))
     if changed:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise InputError(

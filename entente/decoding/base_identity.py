@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from entente.decoding.model_files import chat_template
+from entente.decoding.model_files import chat_template, end_token_ids, read_tokenizer_config
 from entente.decoding.weight_files import weight_files
 from entente.telemetry.machine import usable_cores
 
@@ -21,6 +21,8 @@ _SETTLED_S = 2.0
 """A file that changed less than this ago may change again within one tick of its times, so its hash is not cached."""
 _MOST_REMEMBERED = 4096
 _TEXTS = ("config.json", "tokenizer.json")
+FORM = ("end tokens", "tokenizer_config.json")
+"""What `form_hashes` has beyond `base_hashes`."""
 
 
 def file_hash(file: Path) -> str:
@@ -44,6 +46,16 @@ def base_hashes(folder: Path, memory: Path | None = None) -> dict[str, str]:
     if template := chat_template(folder):
         hashes["chat template"] = hashlib.sha256(template.encode()).hexdigest()
     return hashes
+
+
+def form_hashes(folder: Path, memory: Path | None = None) -> dict[str, str]:
+    """`base_hashes`, and of what else changes the tokens of prompts and answers: the end tokens, most of which
+    generation_config.json names, and tokenizer_config.json without its template. Not part of `base_identity`, because each
+    release of transformers writes the latter differently."""
+    tokenizer = {name: value for name, value in read_tokenizer_config(folder).items() if name != "chat_template"}
+    contents = (json.dumps(content, sort_keys=True).encode() for content in (end_token_ids(folder), tokenizer))
+    form = (hashlib.sha256(content).hexdigest() for content in contents)
+    return base_hashes(folder, memory) | dict(zip(FORM, form, strict=True))
 
 
 def weights_hash(folder: Path, memory: Path | None = None) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entente.decoding.base_identity import base_hashes, identity_of, weights_hash
+from entente.decoding.base_identity import form_hashes, identity_of, weights_hash
 from entente.decoding.model_files import recipe_prompts, resolve_model
 from entente.evaluation.adapter_folders import adapter_prompts, is_adapter, open_adapter
 from entente.evaluation.settings import PlaySettings
@@ -180,7 +180,7 @@ def _model(name: str, runs_root: Path) -> Contestant:
 
 def _form(base: Path, prompts: PromptSettings | None, runs_root: Path) -> str:
     asked = json.dumps(prompts.model_dump(mode="json") if prompts else None, sort_keys=True)
-    return identity_of({**base_hashes(base, hashes_file(runs_root)), "prompts": asked})
+    return identity_of({**form_hashes(base, hashes_file(runs_root)), "prompts": asked})
 
 
 def resolve_version(paths: RunPaths, run: str, wanted: str | int) -> int:

@@ -194,7 +194,7 @@ def test_a_run_that_was_made_again_from_another_base_or_with_other_prompts_plays
 
 
 @pytest.mark.parametrize("with_adapter", [False, True], ids=["model", "adapter"])
-def test_a_folder_with_an_edited_recipe_or_chat_template_plays_another_match_and_makes_other_labels(
+def test_a_folder_with_another_recipe_template_end_token_or_start_token_plays_another_match_and_makes_other_labels(
     with_adapter: bool, tmp_path: Path
 ):
     base = folder = shutil.copytree(Path(__file__).parents[2] / "models" / "whole-192", tmp_path / "base")
@@ -219,7 +219,12 @@ def test_a_folder_with_an_edited_recipe_or_chat_template_plays_another_match_and
     plays()
     (folder / "recipe.json").write_text(json.dumps({"prompts": recipe["prompts"] | {"examples": 2}}))
     plays()
-    assert len(labels) == len(fingerprints) == 3 and all(before != after for before, after in itertools.pairwise(made[1:]))
+    (base / "generation_config.json").write_text('{"eos_token_id": 5}')
+    plays()
+    tokenizer = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"bos_token": "A", "add_bos_token": True}))
+    plays()
+    assert len(labels) == len(fingerprints) == 5 and all(before != after for before, after in itertools.pairwise(made[1:]))
 
 
 def test_a_program_that_plays_differently_does_not_continue_a_match(monkeypatch):

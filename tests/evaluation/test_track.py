@@ -59,7 +59,7 @@ def test_versions_are_due_every_k_but_the_last_which_is_scored_anyway():
 def made_model(folder: Path, *, tokenizer: str = "{}", last: bytes = b"w") -> Path:
     """Like a real model it begins with megabytes that LoRA does not change: its embedding."""
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text('{"eos_token_id": 0}')
     (folder / "tokenizer.json").write_text(tokenizer)
     (folder / "model.safetensors").write_bytes(bytes(3 << 20) + last)
     return folder

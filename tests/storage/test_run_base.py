@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from entente.cli.dry_run import plan_train
-from entente.decoding.base_identity import base_hashes
+from entente.decoding.base_identity import base_hashes, form_hashes
 from entente.settings.find_model import model_of
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
@@ -18,7 +18,7 @@ from storage.runs import RunPaths
 def test_replaced_weights_are_named_before_a_resumed_run_starts_and_before_a_version_plays(stored_run: RunPaths):
     root, settings = stored_run.root.parent, settings_of(stored_run)
     model = model_of(settings, root, "before")
-    assert resumed_base(stored_run, model) == base_hashes(model), "nothing is written down yet"
+    assert resumed_base(stored_run, model) == form_hashes(model), "nothing is written down yet"
     stored_run.base.write_text(json.dumps(base_hashes(model)))
     assert plan_train(settings, resume=True) and model_of(settings, root, "before") == model
     weights = model / "model.safetensors"
@@ -41,6 +41,17 @@ def test_a_base_without_a_file_that_it_had_names_it(stored_run: RunPaths):
     stored_run.base.write_text(json.dumps(base_hashes(model) | {"chat template": "00"}))
     with pytest.raises(InputError, match=r"\(chat template\)"):
         check_base(stored_run, model)
+
+
+def test_a_base_that_ends_its_orders_with_another_token_is_refused_if_the_run_wrote_that_down(stored_run: RunPaths):
+    model = model_of(settings_of(stored_run), stored_run.root.parent, "before")
+    by_this_release, by_an_earlier_one = form_hashes(model), base_hashes(model)
+    (model / "generation_config.json").write_text('{"eos_token_id": 5}')
+    stored_run.base.write_text(json.dumps(by_this_release))
+    with pytest.raises(InputError, match=r"\(end tokens\)"):
+        resumed_base(stored_run, model)
+    stored_run.base.write_text(json.dumps(by_an_earlier_one))
+    check_base(stored_run, model)
 
 
 def test_a_hash_is_not_trusted_when_a_run_is_resumed(stored_run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
