@@ -30,12 +30,14 @@ def tune(
 
         entente bench tune --run mine --max-batched-tokens 4096 8192 --max-latency-ms 5000 --json
 
-        entente train --config runs/_tuning/mine/tuned.toml
+        entente train --run mine --resume --config runs/_tuning/mine/tuned.toml
     """
     import asyncio
+    import shlex
 
     from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
     from entente.cli.terminal import print_json, show_progress
+    from entente.reports.write_page import of_run
     from entente.settings.layers import resumed_settings
     from storage.files import durable_write
 
@@ -55,10 +57,10 @@ def tune(
         print_json({"why": why, "chosen": chosen and chosen.values | dict(measured[chosen]), "rows": rows})
     if chosen is None:
         raise InputError(why) if measured else EngineError(f"{why}: {next(iter(failed.values())).why}")
-    tuned = tuned_toml(chosen, [f"entente train --config {toml}", f"on the machine where it was measured: {why}"])
-    durable_write(toml, tuned.encode())
+    use = f"entente train {of_run(run, runs_root)} --resume --config {shlex.quote(str(toml))}"
+    durable_write(toml, tuned_toml(chosen, [use, f"on the machine where it was measured: {why}"]).encode())
     if not json:
-        print(f"\n{why}\nuse them: entente train --config {toml}")
+        print(f"\n{why}\nuse them: {use}")
 
 
 def _show_rows(rows: list[dict[str, str]]) -> None:

@@ -1,13 +1,33 @@
 """`entente bench tune`, tried as a user: a small grid."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from entente.cli.tune import tune
 from entente.settings.layers import layered_settings
+from storage.runs import RunPaths
 
 SMALL = ["--run", "first", "--max-sequences", "32", "--max-batched-tokens", "4096", "--start-groups", "2", "--rounds", "1"]
+
+
+def test_the_tuned_settings_are_for_the_run_that_was_tuned(
+    stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A file of three settings beside no run would train the laptop preset."""
+
+    async def measure(settings: Any, tuning: Any, candidates: Any, folder: Path) -> Any:
+        folder.mkdir(parents=True)
+        figures = dict.fromkeys(("decisions_per_s", "tokens_per_s", "latency_ms_p99", "first_token_ms", "spread"), 0.0)
+        return {candidates[0]: figures | {"cache_hit": 1.0}}, {}
+
+    monkeypatch.setattr("benchmarks.tune_engine.measure_candidates", measure)
+    root = stored_run.root.parent
+    tune(run="before", runs_root=root)
+    command = f"entente train --run before --runs-root {root} --resume --config {root}/_tuning/before/tuned.toml"
+    assert command in capsys.readouterr().out and command in (root / "_tuning/before/tuned.toml").read_text()
 
 
 @pytest.mark.slow
