@@ -13,7 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from entente.decoding.weight_files import WEIGHTS, usual_mode, weight_files
+from entente.decoding.model_files import read_config
+from entente.decoding.weight_files import WEIGHTS, stored_format, usual_mode, weight_files
 from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS, lora_scale
 from entente.telemetry.errors import DataError, InputError
 
@@ -23,8 +24,8 @@ _PREFIX = "base_model.model."
 
 
 def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: float = math.inf) -> str:
-    """Write `target`/model.safetensors, rounded to bfloat16 if it would exceed `most_bytes`; returns the dtype, such as
-    'float32'. `adapter` None: the base alone.
+    """Write `target`/model.safetensors, rounded to bfloat16 if it would exceed `most_bytes`; returns the dtype for its
+    config, such as 'float32': if the weights have several, that of the base. `adapter` None: the base alone.
 
     Raises:
         InputError: the weights are too large, or rounding them would lose too much of the adapter; or see `weight_files`.
@@ -53,8 +54,8 @@ def publish_weights(base: Path, adapter: Path | None, target: Path, most_bytes: 
         whole = {name: (tensor if dtype is None else tensor.to(dtype)).contiguous() for name, tensor in tensors.items()}
         save_file(whole, target / WEIGHTS, metadata={"format": "pt"})
         usual_mode(target / WEIGHTS)
-    formats = {str(tensor.dtype if dtype is None else dtype).removeprefix("torch.") for tensor in tensors.values()}
-    return ", ".join(sorted(formats))
+    formats = {str(dtype or tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
+    return formats.pop() if len(formats) == 1 else stored_format(base, read_config(base))
 
 
 def add_adapter(

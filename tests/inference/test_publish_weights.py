@@ -1,12 +1,13 @@
 """Merged weights are what peft itself would merge."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from entente.decoding.weight_files import WEIGHTS
@@ -32,6 +33,15 @@ def test_merged_weights_are_as_open_to_others_as_any_new_file(model: Path, make_
     assert publish_weights(model, make_adapter(seed=3, scale=0.2), tmp_path) == "float32"
     (tmp_path / "card").touch()
     assert (tmp_path / WEIGHTS).stat().st_mode == (tmp_path / "card").stat().st_mode
+
+
+def test_weights_of_several_formats_have_the_dtype_of_the_base(model: Path, tmp_path: Path):
+    base, target = shutil.copytree(model, tmp_path / "base"), tmp_path / "target"
+    target.mkdir()
+    weights = load_file(base / WEIGHTS)
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.bfloat16)
+    save_file(weights, base / WEIGHTS, metadata={"format": "pt"})
+    assert publish_weights(base, None, target) == "float32"
 
 
 def test_rounding_swallows_small_updates_in_bfloat16_and_none_in_float32(model: Path, make_adapter):
