@@ -97,6 +97,14 @@ def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
             raise InputError(f"model '{folder}' stores '{name}' as {tensor.format}: {_GIVE}")
 
 
+def check_loaded(model: Path, report: Mapping[str, Any]) -> None:
+    """Raise InputError if transformers' `output_loading_info` names missing weights: it only warns, and makes up random ones."""
+    if missing := sorted(report["missing_keys"]):
+        raise InputError(
+            f"model '{model}' lacks {len(missing)} of its weights, such as '{missing[0]}': copy or download it again"
+        )
+
+
 def check_not_quantised(model: str, config: Mapping[str, Any]) -> None:
     quantised = next((config[name] for name in _QUANTISED if config.get(name)), None)
     if quantised is not None:

@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from entente.decoding.legal_table import END, LegalTable, ThoughtRule
+from entente.decoding.weight_files import WEIGHTS
 from entente.inference import torch_batcher, torch_model
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
+from entente.inference.torch_model import TorchModel
 from entente.records.policy_version import version_in
 from entente.records.rows import Generation, GenerationRequest
-from entente.telemetry.errors import EngineError, EngineLostError
+from entente.telemetry.errors import EngineError, EngineLostError, InputError
+from entente.training.policy import Policy
+from entente.training.settings import TrainingSettings
 from tests import families
 from tests.families import ladder
 
@@ -279,6 +284,16 @@ def test_ids_outside_the_vocabulary_are_refused_before_they_reach_the_model(host
         assert (await engine.stats()).requests == 0
 
     use(host, folder, work)
+
+
+def test_a_model_that_lacks_a_weight_is_refused_because_transformers_makes_up_a_random_one(tmp_path: Path):
+    lacking = families.save_family("qwen3", tmp_path / "model")
+    weights = load_file(lacking / WEIGHTS)
+    del weights["model.layers.0.mlp.up_proj.weight"]
+    save_file(weights, lacking / WEIGHTS, metadata={"format": "pt"})
+    for load in (lambda: TorchModel(lacking, "float32", CPU), lambda: Policy(lacking, TrainingSettings(device="cpu"))):
+        with pytest.raises(InputError, match=r"lacks 1 of its weights, such as 'model.layers.0.mlp.up_proj.weight'"):
+            load()
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence(host, folder, tmp_path):
