@@ -6,7 +6,7 @@ folder, such as `consolidated.safetensors`, `original/` or `pytorch_model.bin`, 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,15 @@ def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
             raise InputError(f"model '{folder}' stores '{name}' as {tensor.format}: {_GIVE}")
 
 
-def check_loaded(model: Path, report: Mapping[str, Any]) -> None:
-    """Raise InputError if transformers' `output_loading_info` names missing weights: it only warns, and makes up random ones."""
+def load_whole(load: Callable[..., Any], folder: Path, *, named: Path | None = None, **options: Any) -> Any:
+    """The network that `load`, a `from_pretrained` of transformers, reads from `folder`. Raises InputError, which says `named`,
+    if weights are missing: transformers only warns, and makes up random ones."""
+    network, report = load(folder, output_loading_info=True, **options)
     if missing := sorted(report["missing_keys"]):
         raise InputError(
-            f"model '{model}' lacks {len(missing)} of its weights, such as '{missing[0]}': copy or download it again"
+            f"model '{named or folder}' lacks {len(missing)} of its weights, such as '{missing[0]}': copy or download it again"
         )
+    return network
 
 
 def check_not_quantised(model: str, config: Mapping[str, Any]) -> None:

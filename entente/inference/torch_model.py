@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
 
 from entente.decoding.architectures import read_architecture
-from entente.decoding.weight_files import check_loaded
+from entente.decoding.weight_files import load_whole
 from entente.inference.adapter_check import AdapterFacts
 from entente.records.policy_version import ADAPTER_WEIGHTS
 
@@ -168,11 +168,7 @@ class TorchModel:
         torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for each new shape, and each token has one
         wanted = dtype if dtype == "auto" else getattr(torch, dtype)
         logging.disable_progress_bar()
-        model: Any
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=wanted, attn_implementation=_ATTENTION, output_loading_info=True
-        )
-        check_loaded(folder, report)
+        model = load_whole(AutoModelForCausalLM.from_pretrained, folder, dtype=wanted, attn_implementation=_ATTENTION)
         self.device = device
         self._model = model.to(device).eval().requires_grad_(False)
         self._head = self._model.get_output_embeddings()

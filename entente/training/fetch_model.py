@@ -20,7 +20,7 @@ from pathlib import Path
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE, chat_template, make_whole, may_be_hub_id, resolve_model
-from entente.decoding.weight_files import WEIGHTS, check_loaded, usual_mode
+from entente.decoding.weight_files import WEIGHTS, load_whole, usual_mode
 from entente.telemetry.errors import DiskFullError, InputError
 from storage.json_files import read_object
 
@@ -182,14 +182,14 @@ def _convert(weights: Path, folder: Path) -> None:
             # llama.cpp's defaults for files without the flag, which transformers does not read.
             starts = fields.get("add_bos_token", fields.get("model") == "llama" or fields.get("pre") == "llama-bpe")
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, add_bos_token=starts)
-            model, report = AutoModelForCausalLM.from_pretrained(
-                weights.parent, gguf_file=weights.name, dtype="float32", output_loading_info=True
-            )
+            load = AutoModelForCausalLM.from_pretrained
+            model = load_whole(load, weights.parent, named=weights, gguf_file=weights.name, dtype="float32")
+    except InputError:
+        raise
     except Exception as error:
         # The readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"'{weights.name}' cannot be read as a language model ({reason}): give another GGUF file") from error
-    check_loaded(weights, report)
     config = model.config
     delattr(config, "quantization_config")  # the weights are no longer quantised
     ends = [fields[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in fields]

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from entente.decoding.architectures import architecture_of, read_architecture
 from entente.decoding.model_files import longest_position
 from entente.decoding.open_set import open_sets
-from entente.decoding.weight_files import check_loaded
+from entente.decoding.weight_files import load_whole
 from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from entente.telemetry.errors import DataError, InputError
 from entente.training.fused_layers import fuse_layers
@@ -94,9 +94,7 @@ class Policy:
             targets = architecture_of(model.config.to_dict(), type(model).__name__).targets(settings.lora_targets)
         else:
             targets = read_architecture(model).targets(settings.lora_targets)
-            dtype = getattr(torch, settings.dtype)
-            base, report = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, output_loading_info=True)
-            check_loaded(model, report)
+            base = load_whole(AutoModelForCausalLM.from_pretrained, model, dtype=getattr(torch, settings.dtype))
         self._config = config = LoraConfig(
             r=settings.lora_rank,
             lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]  # peft only divides it, so a float works

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE
-from entente.decoding.weight_files import WEIGHTS, check_loaded, usual_mode
+from entente.decoding.weight_files import WEIGHTS, load_whole, usual_mode
 from entente.game.prompts import ANSWER_CUE, THOUGHT_CUE, board_text, power_text, rules_text
 from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
@@ -84,9 +84,7 @@ def prepare(folder: Path, settings: ImitationSettings, positions: Positions) -> 
 def _network(folder: Path, settings: ImitationSettings) -> Qwen3ForCausalLM:
     if settings.begin_with is not None:
         disable_progress_bar()  # the reporter shows the progress
-        network, report = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        check_loaded(settings.begin_with, report)
-        return network
+        return load_whole(Qwen3ForCausalLM.from_pretrained, folder, named=settings.begin_with, dtype=torch.float32)
     longest = longest_sequence(settings.prompts)
     return new_model(folder, hidden=settings.hidden, layers=settings.layers, longest=longest, seed=settings.seed)
 
