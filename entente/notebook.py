@@ -87,7 +87,7 @@ class Run:
     def report(self) -> "Frame":
         from entente.cli.report import report_run
 
-        return Frame(report_run(self.paths)[1].read_text())
+        return Frame(report_run(self.paths)[1].read_text(encoding="utf-8"))
 
     @_one_error
     def replay(self, game: str = "latest") -> "Frame":

@@ -3,9 +3,10 @@ sentence, and the notebook of the docs runs.
 """
 
 import json
+import locale
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,21 @@ def test_steps_and_scores_are_those_of_the_files(stored_run: RunPaths):
     assert all(row["low"] is None for row in scores.values()), "from two source games there is no interval"
 
 
+@pytest.fixture
+def ascii_locale() -> Iterator[None]:
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
+
+
+@pytest.mark.usefixtures("ascii_locale")
 def test_report_and_replay_are_the_pages_of_the_commands_as_frames(stored_run: RunPaths):
     run, root = entente.run("before", runs_root=stored_run.root.parent), stored_run.root.parent
     (model,) = (root / MODEL_FOLDER).glob("tiny-*")
     assert run.replay("1/2").page == replay_html(read_game(stored_run, "1/2", model), root)
     shown = run.report()
-    assert shown.page == (stored_run.root / "report.html").read_text()
+    assert shown.page == (stored_run.root / "report.html").read_text(encoding="utf-8")
     (frame,) = (each for kind, each in Page(shown._repr_html_()).elements if kind == "iframe")
     assert frame["sandbox"] == "allow-scripts" and Page(frame["srcdoc"]).count  # its own tags nest
 

@@ -208,7 +208,7 @@ def check_prefect() -> Iterator[Finding]:
 def declared() -> tuple[str, list[str]]:
     """Range of Python versions, and requirements: from pyproject.toml in a clone, else from the installed metadata."""
     if (file := HOME / "pyproject.toml").is_file():
-        project = tomllib.loads(file.read_text())["project"]
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
         extras = [
             f"{Requirement(text).name}{Requirement(text).specifier} ; extra == '{extra}'"
             for extra, texts in project["optional-dependencies"].items()

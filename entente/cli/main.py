@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from entente.cli import end_by_signal
@@ -29,9 +30,19 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code. Without `arguments`, use those of this process and handle its signals."""
     if arguments is None:
         end_by_signal.install()
+        _write_any_text()
     words = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in words
     sys.exit(run([word for word in words if word != "--debug"], debug=debug))
+
+
+def _write_any_text() -> None:
+    """Texts and paths also hold what a terminal's encoding lacks; a file or pipe gets UTF-8, as all our files have it."""
+    if isinstance(sys.stdout, TextIOWrapper):  # None: the caller closed it
+        if sys.stdout.isatty():
+            sys.stdout.reconfigure(errors="backslashreplace")
+        else:
+            sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
 
 
 def run(words: list[str], *, debug: bool = False) -> int:

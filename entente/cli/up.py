@@ -199,7 +199,7 @@ def _deployments_in_file() -> list[dict[str, Any]]:
     import yaml
 
     try:
-        deployments = yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]
+        deployments = yaml.safe_load(Path("prefect.yaml").read_text(encoding="utf-8"))["deployments"]
         return [each for each in deployments if each["work_pool"]["name"]]
     except (yaml.YAMLError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())

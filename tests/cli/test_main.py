@@ -105,6 +105,12 @@ def test_a_reader_that_closes_the_output_ends_a_command_in_silence_and_not_with_
     assert (process.returncode, err) == (141, "")
 
 
+def test_a_pipe_gets_utf_8_whatever_the_locale(entente: Any):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = entente.process("doctor", "--runs-root", "/proc/runs", **ascii_only)
+    assert (done.returncode, done.stderr) == (1, "") and "→" in done.stdout
+
+
 @pytest.mark.parametrize("words", [["sql", "select 1"], ["--debug", "sql", "select 1"], ["sql", "--debug", "select 1"]])
 def test_debug_may_stand_anywhere_and_no_command_sees_it(monkeypatch: pytest.MonkeyPatch, words: list[str]):
     seen: list[tuple[list[str], bool]] = []
