@@ -109,7 +109,7 @@ def test_the_command_tells_what_it_can_do_and_the_doctor_finds_nothing_wrong(ins
 
 @pytest.mark.slow
 def test_a_run_from_an_empty_folder_trains_and_can_be_asked(installed: Installed):
-    small = ["--evaluation.positions", "4", "--evaluation.powers-per-position", "1"]
+    small = ["--evaluation.positions", "4"]
     short = ["--steps", "3", "--rollouts.start-groups", "2", "--tiny-model.imitation-steps", "12"]
     done = installed.run("entente", "train", "--preset", "laptop", "--run", "first", "--json", *short, *small, timeout=600)
     assert done.returncode == 0, done.stderr
