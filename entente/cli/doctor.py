@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from entente.cli.terminal import output_console, print_json
-from entente.telemetry.machine import usable_cores
+from entente.telemetry.machine import free_memory, usable_cores
 
 HOME = Path(__file__).resolve().parents[2]
 """Folder that holds the package `entente`; in a clone, it also holds pyproject.toml."""
@@ -176,10 +176,7 @@ def check_folders(runs_root: Path) -> Iterator[Finding]:
 
 
 def check_size(runs_root: Path) -> Iterator[Finding]:
-    import psutil
-
-    memory = psutil.virtual_memory().available / 2**30
-    yield _ok(name="machine", sentence=f"{usable_cores()} cores, {memory:.1f} GiB of memory available")
+    yield _ok(name="machine", sentence=f"{usable_cores()} cores, {free_memory() / 2**30:.1f} GiB of memory available")
     folder = next(each for each in (runs_root.absolute(), *runs_root.absolute().parents) if each.exists())
     free = shutil.disk_usage(folder).free
     sentence = f"{free / 2**30:.1f} GiB free for '{runs_root}'"

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from entente.decoding.architectures import FAMILIES, Architecture, read_architecture
 from entente.decoding.model_files import read_config
 from entente.decoding.weight_files import stored_format, stored_tensors
@@ -18,6 +16,7 @@ from entente.inference.server_arguments import CACHE_BLOCK
 from entente.inference.settings import InferenceSettings
 from entente.telemetry.cards import CardPlan
 from entente.telemetry.errors import InputError
+from entente.telemetry.machine import free_memory
 
 GIB = 2**30
 _MIB = 2**20
@@ -35,7 +34,6 @@ CONTEXT_BYTES = GIB
 is usual, and libraries add to it."""
 
 _WIDTHS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,22 +291,6 @@ def trainer_share(cards: CardPlan, settings: InferenceSettings) -> float:
         return 0.0
     smallest = min(card.total for card in cards.trainer)
     return max(0.01, 1 - settings.gpu_memory_utilization - 2 * CONTEXT_BYTES / smallest)
-
-
-def free_memory() -> int:
-    """Bytes that programs may still allocate on this machine, or in this container."""
-    return available_memory(psutil.virtual_memory().available, _CGROUP)
-
-
-def available_memory(of_machine: int, cgroup: Path) -> int:
-    """`of_machine` bytes, or less if a container's limit is lower."""
-    try:
-        allowed, taken = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or "max": no limit
-        return of_machine
-    # The file cache counts as used, but the kernel frees it on demand.
-    return min(of_machine, max(0, allowed - taken + int(stat.get("inactive_file", 0))))
 
 
 def size_text(count: int) -> str:

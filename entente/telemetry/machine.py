@@ -1,4 +1,4 @@
-"""Usable cores, thread counts to set before torch is imported, and the environment record of a run.
+"""Usable cores and memory, thread counts to set before torch is imported, and the environment record of a run.
 
 Processes that compute at the same time must not have more threads than cores in total: OpenMP threads spin while they wait, and
 2 + 2 threads on two cores took 3.5 times as long as 1 + 1.
@@ -8,6 +8,9 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
 
 from entente.telemetry.cards import visible_cards
 from entente.telemetry.errors import InputError
@@ -15,6 +18,7 @@ from entente.telemetry.vllm_environment import find_vllm
 
 PACKAGES = ("torch", "transformers", "prefect", "duckdb", "pyarrow", "diplomacy")
 ABSENT = "absent"
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def environment() -> dict[str, str]:
@@ -67,7 +71,34 @@ def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tup
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores that this process may use, on this machine or in this container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return allowed_cores(cores, _CGROUP)
+
+
+def allowed_cores(of_machine: int, cgroup: Path) -> int:
+    """`of_machine` cores, or fewer if a container's quota of CPU time is lower."""
+    try:
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return of_machine
+    return min(of_machine, max(1, quota // period))
+
+
+def free_memory() -> int:
+    """Bytes that programs may still allocate on this machine, or in this container."""
+    return available_memory(psutil.virtual_memory().available, _CGROUP)
+
+
+def available_memory(of_machine: int, cgroup: Path) -> int:
+    """`of_machine` bytes, or less if a container's limit is lower."""
+    try:
+        allowed, taken = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no container, or "max": no limit
+        return of_machine
+    # The file cache counts as used, but the kernel frees it on demand.
+    return min(of_machine, max(0, allowed - taken + int(stat.get("inactive_file", 0))))
 
 
 def cpu_seconds() -> float:

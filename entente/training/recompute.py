@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import torch
 from pydantic import BaseModel
 
 from entente.decoding.weight_files import weight_files
 from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.machine import free_memory
 from entente.training.losses import SampledTokens, policy_loss
 from entente.training.micro_batches import plan
 from entente.training.policy import Policy
@@ -42,7 +42,7 @@ class Job(BaseModel):
 def recompute(job: Job) -> dict[str, list[Any]]:
     """By branching token, in order: its place in the completion, entropy and log pi - log b in nats, and what the loss does."""
     size = sum(file.stat().st_size for file in weight_files(job.model))
-    if psutil.virtual_memory().available < _ROOM * size:
+    if free_memory() < _ROOM * size:
         raise InputError(
             f"the model has {size / 2**30:.1f} GiB of weights, and this machine has less than {_ROOM:g} times that free"
         )

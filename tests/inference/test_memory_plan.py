@@ -12,7 +12,6 @@ from entente.inference.memory_plan import (
     GIB,
     Machine,
     ModelShape,
-    available_memory,
     check_memory,
     plan_memory,
     read_shape,
@@ -133,19 +132,6 @@ def test_the_torch_engine_is_refused_a_card_that_cannot_hold_the_weights_one_seq
     refusal(fourteen, machine(least - 1), trainer_gpu=20 * GIB, **settings.model_dump())
     apart = replace(machine(least - 20 * GIB - CONTEXT_BYTES), trainer_free=23 * GIB, trainer_total=24 * GIB)
     check_memory(fourteen, settings, machine=apart, trainer_gpu=20 * GIB)
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        pytest.param({"memory.max": "max", "memory.current": "5", "memory.stat": "inactive_file 1"}, 1000, id="no limit"),
-        pytest.param({"memory.max": "500", "memory.current": "300", "memory.stat": "inactive_file 100"}, 300, id="a limit"),
-    ],
-)
-def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], expected: int):
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    assert available_memory(1000, tmp_path) == expected
 
 
 def test_the_torch_engine_takes_what_its_rows_grow_to_and_no_cache_of_vllm_s(model: Path):
