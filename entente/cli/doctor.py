@@ -189,11 +189,12 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
 def check_prefect() -> Iterator[Finding]:
     """Check the server at PREFECT_API_URL, or if unset the database of the server that commands start; and its disk space."""
     from entente.prefect_server.database import check_database, check_room
-    from entente.prefect_server.own_server import check_address
+    from entente.prefect_server.own_server import check_address, check_client
     from entente.telemetry.errors import EntenteError
 
     address = os.environ.get("PREFECT_API_URL", "")
     try:
+        check_client()
         check_address(address) if address else check_database()
         check_room()
     except (EntenteError, ImportError) as error:

@@ -25,6 +25,7 @@ from cyclopts import Parameter, validators
 
 from entente.prefect_server.automations import apply, limit_queue, server_client
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
+from entente.prefect_server.own_server import check_client
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
@@ -79,6 +80,7 @@ def up(
     """
     if not Path("prefect.yaml").is_file():
         raise InputError("there is no prefect.yaml here: work in the project's folder, whose deployments it describes")
+    check_client()
     described = _deployments_in_file()
     pools = sorted({each["work_pool"]["name"] for each in described})
     if pool not in pools:

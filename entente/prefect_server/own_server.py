@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from entente.prefect_server.database import check_database
 from entente.prefect_server.environment import LOOPBACK
 from entente.prefect_server.server_key import send_key, want_key
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, one_line
 from storage.files import check_writable, file_lock
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _ended: set[str] = set()
 @contextmanager
 def prefect_server() -> Iterator[None]:
     """Within the block a Prefect server runs, and Prefect's settings have its address."""
+    check_client()
     from prefect.settings import get_current_settings
 
     configured = get_current_settings().api.url
@@ -86,6 +87,20 @@ def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
         _end(process)
         raise
     return process, address
+
+
+def check_client() -> None:
+    """Raise InputError if Prefect's client cannot be made with the proxies and certificates that the environment names. It reads
+    them for a server on this machine too."""
+    import httpx
+
+    try:
+        httpx.Client().close()
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise InputError(
+            f"Prefect's client cannot use a proxy or certificate that the environment names ({one_line(error)}): install "
+            "'socksio' for a SOCKS proxy; correct or unset ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY or SSL_CERT_FILE"
+        ) from error
 
 
 def check_home() -> None:

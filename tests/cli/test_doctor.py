@@ -77,6 +77,19 @@ def test_a_folder_in_which_a_run_would_fail_is_told(tmp_path: Path, folder: str,
     assert found["name"] == name and sentence in found["sentence"] and found["cure"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("ALL_PROXY", "socks4://127.0.0.1:9", id="a proxy of a kind that needs more, or that nothing supports"),
+        pytest.param("SSL_CERT_FILE", "/nowhere.pem", id="no such certificates"),
+    ],
+)
+def test_a_proxy_or_certificate_with_which_a_run_would_fail_is_told(tmp_path: Path, name: str, value: str):
+    done = Entente(tmp_path, **{name: value})("doctor", "--json")
+    (found,) = (each for each in json.loads(done.stdout)["checks"] if each["state"] == "problem")
+    assert found["name"] == "Prefect" and "proxy or certificate" in found["sentence"]
+
+
 def test_requirements_of_extras_and_other_platforms_count_only_where_they_apply():
     wanted = ["numpy>=99", "nowhere-at-all", "dask>=99; extra == 'dask'", "x; sys_platform == 'win32'"]
     python, versions = check_versions({"numpy": "2.0"}, ">=3.99", wanted)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from entente.telemetry.errors import InputError
+from tests.command import Entente
 
 CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1902"]
 
@@ -34,6 +35,11 @@ def test_a_run_without_a_server_writes_nothing(entente, monkeypatch: pytest.Monk
     monkeypatch.setattr("entente.cli.run_flow.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
     done = entente("train", "--run", "mine")
     assert (done.returncode, done.stderr) == (2, "entente: no Prefect server answers\n") and names(entente.folder) == []
+
+
+def test_a_run_whose_client_cannot_use_the_proxy_writes_nothing(tmp_path: Path):
+    done = Entente(tmp_path, ALL_PROXY="socks4://127.0.0.1:9")("train", "--run", "mine")
+    assert done.returncode == 2 and "proxy or certificate" in done.stderr and names(tmp_path) == []
 
 
 @pytest.mark.in_turn
