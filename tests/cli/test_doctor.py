@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from entente.cli.doctor import check_run, check_size, check_versions, verdict
+from entente.cli.doctor import check_run, check_size, check_versions, declared, verdict
 from entente.settings import find_model
 from entente.telemetry import cards
 from tests.command import Entente
@@ -43,6 +43,13 @@ def test_packages_that_do_not_fit_are_named(problems, tmp_path: Path, monkeypatc
     (tmp_path / "fastapi-0.138.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fastapi\nVersion: 0.138.0\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert "fastapi 0.138.0 is installed, but fastapi>=0.139" in problems()["versions"]
+
+
+def test_a_transformers_that_cannot_fetch_a_gguf_does_not_fit():
+    _, requirements = declared()
+    (requirement,) = (each for each in requirements if each.startswith("transformers"))
+    _, versions = check_versions({"transformers": "5.16.0"}, ">=3.11", [requirement])
+    assert versions.sentence.startswith("transformers 5.16.0 is installed, but")
 
 
 def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
