@@ -62,4 +62,4 @@ docs: .venv-docs/.set-up ## Build the site of docs/ in build/site, and fail on a
 
 clean: ## Remove builds and caches; .venv and runs/ stay
 	rm -rf build dist .hypothesis .import_linter_cache .pytest_cache .ruff_cache
-	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path "./.venv*" -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -191,6 +191,14 @@ def test_what_the_project_asks_for_has_one_version_in_both_locks():
     assert differ == {}
 
 
+def test_cleaning_leaves_the_environments_compiled(tmp_path: Path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for folder in (".venv", ".venv-vllm", ".venv-docs", "flows"):
+        (tmp_path / folder / "__pycache__").mkdir(parents=True)
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True)
+    assert sorted(path.parent.name for path in tmp_path.rglob("__pycache__")) == [".venv", ".venv-docs", ".venv-vllm"]
+
+
 def run_setup(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a copy of the set-up script: if a check is broken, the environment in use must not be rebuilt."""
     (folder / "deploy" / "locks").mkdir(parents=True)
