@@ -201,5 +201,5 @@ def test_prefect_knows_its_commands():
 
 def test_an_image_gets_every_package():
     assert len(PACKAGES) > 4 and {f"!{package}/" for package in PACKAGES} <= set(
-        (ROOT / ".containerignore").read_text().splitlines()
+        (ROOT / ".dockerignore").read_text().splitlines()
     )

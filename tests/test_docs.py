@@ -41,7 +41,7 @@ PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 # Top-level names that a newcomer need not be told of.
-UNTOLD = {".containerignore", ".gitattributes", ".gitignore", ".pre-commit-config.yaml"}
+UNTOLD = {".dockerignore", ".gitattributes", ".gitignore", ".pre-commit-config.yaml"}
 
 
 def blocks(page: str, language: str) -> list[str]:
