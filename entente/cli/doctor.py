@@ -5,6 +5,7 @@ server."""
 import os
 import platform
 import shutil
+import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -88,7 +89,10 @@ def verdict(findings: Sequence[Finding]) -> str:
 def check_versions(installed: dict[str, str], python: str, requirements: Sequence[str]) -> Iterator[Finding]:
     """Check Python and packages against the declared requirements; packages of an extra are checked only if installed."""
     here = platform.python_version()
-    if SpecifierSet(python).contains(here, prereleases=True):
+    if sys.flags.optimize > 1:
+        sentence = "it runs with -OO, without the docstrings that transformers reads"
+        yield _problem(name="Python", sentence=sentence, cure="unset PYTHONOPTIMIZE, or set it to 1")
+    elif SpecifierSet(python).contains(here, prereleases=True):
         yield _ok(name="Python", sentence=here)
     else:
         cure = "create the environment with another Python: PYTHON=python3.12 make setup"

@@ -38,6 +38,12 @@ def test_a_sound_environment_is_ready_and_nothing_is_written(entente):
     assert list(entente.folder.iterdir()) == []
 
 
+def test_a_python_without_docstrings_is_told(entente):
+    done = entente.process("doctor", "--json", PYTHONOPTIMIZE="2")
+    (found,) = (each for each in json.loads(done.stdout)["checks"] if each["state"] == "problem")
+    assert (done.returncode, found["name"], found["cure"]) == (1, "Python", "unset PYTHONOPTIMIZE, or set it to 1")
+
+
 def test_packages_that_do_not_fit_are_named(problems, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "fastapi-0.138.0.dist-info").mkdir()
     (tmp_path / "fastapi-0.138.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: fastapi\nVersion: 0.138.0\n")
