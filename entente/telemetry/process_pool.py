@@ -59,7 +59,12 @@ class ProcessPool:
 
     def _start(self) -> ProcessPoolExecutor:
         spawn = multiprocessing.get_context("spawn")  # a fork would copy the engine's threads in any state
-        return ProcessPoolExecutor(self.size, mp_context=spawn, initializer=_begin)
+        try:
+            return ProcessPoolExecutor(self.size, mp_context=spawn, initializer=_begin)
+        except OSError as error:
+            raise EngineError(
+                f"worker processes cannot start ({error.strerror}): their semaphores need a writable /dev/shm"
+            ) from error
 
 
 def _begin() -> None:

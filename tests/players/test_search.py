@@ -1,9 +1,12 @@
 """Search of a decision: legal proposals only, equal luck for all, the best by value, and no engine where none is needed."""
 
 import asyncio
+import errno
 import multiprocessing
+import os
 import random
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -90,6 +93,13 @@ def test_a_search_finds_a_set_that_nobody_proposed(autumn: DecisionRequest):
     assert "A PIC - BEL" in found.orders
     assert found.proposals[0] == tuple(holding(autumn)) and found.values[found.best] >= found.values[0] + 1
     assert set(found.visits) == {SCENARIOS}, "a change that was dropped early is left out"
+
+
+def test_a_machine_without_semaphores_is_named(monkeypatch: pytest.MonkeyPatch):
+    refuses = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    monkeypatch.setattr("entente.telemetry.process_pool.ProcessPoolExecutor", refuses)
+    with pytest.raises(EngineError, match="/dev/shm"):
+        ProcessPool(2)
 
 
 @pytest.mark.system
