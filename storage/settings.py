@@ -43,7 +43,7 @@ class StorageSettings(Settings):
 
     reward_weights: dict[str, float] = Field(default_factory=lambda: {"centres_gained": 1.0})
     """Weight of each reward component in a return; `final_` before its name means its sum to the fork's end. Or the name of
-    named weights: centres, sum_of_squares, draw_size or dense."""
+    named weights: centres, sum_of_squares, draw_size or dense. A later layer replaces all weights of an earlier one."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Factor per later decision of the same power in the fork."""
     max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2

@@ -35,6 +35,8 @@ _LONGEST_VALUE = 300  # a query of `storage.selection` may have pages
 _WIDEST = 1 << 20  # of models, a hundred times over
 _PRESETS = Path(__file__).with_name("presets")
 DEFAULT_PRESET = "laptop"
+_TABLE = "reward_weights"
+"""The one setting whose value is a table."""
 
 
 def read_settings_file(file: Path) -> dict[str, Any]:
@@ -277,8 +279,9 @@ def one_sentence(error: ValidationError) -> str:
 
 
 def merge_layers(base: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge sections; a setting, also one that is a table, is replaced as a whole."""
     merged = dict(base)
     for key, value in layer.items():
-        inner = merged.get(key)
+        inner = merged.get(key) if key != _TABLE else None
         merged[key] = merge_layers(inner, value) if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     return merged

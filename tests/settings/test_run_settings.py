@@ -202,6 +202,12 @@ def test_the_settings_that_a_run_left_are_read_back_and_a_run_that_is_not_there_
         settings_of(RunPaths(tmp_path / "nothing"))
 
 
+def test_weights_of_a_later_layer_replace_those_of_an_earlier_one(tmp_path: Path):
+    (file := tmp_path / "weights.toml").write_text("[storage.reward_weights]\ncentres_gained = 1.0\nfinal_balance = 0.5\n")
+    layered = layered_settings("laptop", [file], {"storage": {"reward_weights": {"sos_share": 1.0}}})
+    assert layered.storage.reward_weights == {"sos_share": 1.0}
+
+
 def test_a_run_that_was_copied_knows_its_name_its_root_and_the_model_beside_it(tmp_path: Path):
     paths, made = RunPaths(tmp_path / "here" / "copy").create(), tmp_path / "here" / "_models" / "small"
     before = {"run": "mine", "runs_root": "/there", "inference": {"model": "/there/_models/small"}}
