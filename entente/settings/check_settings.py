@@ -37,6 +37,8 @@ def check_settings(settings: RunSettings) -> None:
             f"prompts.thinking_tokens {thinking} leaves no room for a prompt and its orders within inference.max_model_length "
             f"{longest}: lower the one or raise the other"
         )
+    if not settings.evaluation.opponents:
+        raise InputError("evaluation.opponents is empty, and the first of them gives the score: name one, such as 'random'")
     wanted, held_out = settings.evaluation.positions, settings.cache.held_out_snapshots
     if wanted > held_out:
         raise InputError(

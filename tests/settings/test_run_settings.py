@@ -145,6 +145,7 @@ def test_every_preset_is_sound(name: str):
             "storage.reward_weights weighs luck: There is no reward component 'luck'",
         ),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
+        ({"evaluation": {"opponents": []}}, "evaluation.opponents is empty, .*: name one"),
         ({"run": "../elsewhere"}, "cannot name a folder"),
         ({"stepz": 1}, "there is no setting 'stepz'"),
         ({"inference": {"threads": 4096}}, "4096"),
