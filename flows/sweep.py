@@ -18,7 +18,15 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from entente.evaluation.intervals import clusters_to_show, estimate, format_interval
 from entente.evaluation.settings import SCORE_SEED
-from entente.settings.layers import layered_settings, leaves, merge_layers, one_sentence, read_settings_file, settings_of
+from entente.settings.layers import (
+    check_resumed,
+    layered_settings,
+    leaves,
+    merge_layers,
+    one_sentence,
+    read_settings_file,
+    settings_of,
+)
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings, setting_names, similar_names
@@ -112,6 +120,18 @@ def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
             "number: set inference.threads and training.threads"
         )
     return points
+
+
+def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool) -> None:
+    """Raise InputError, with what a sweep can do about it, if the run exists without `resume` or with other settings."""
+    if not run.paths.settings.exists():
+        return
+    if not resume:
+        raise InputError(
+            f"run '{run.run}' exists already in {run.runs_root}: continue the sweep with --resume, or choose another name "
+            f"than '{sweep}' in its file"
+        )
+    check_resumed(settings_of(run.paths), run, f"restore it in the sweep's file, or choose another name than '{sweep}' there")
 
 
 def base_question(run: RunSettings) -> str:

@@ -13,12 +13,11 @@ from prefect import tags
 
 from entente.evaluation.score_files import read_scores, write_score
 from entente.records.policy_version import BASE_VERSION
-from entente.settings.layers import check_resumed, settings_of
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.errors import InputError, TrainingError
+from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
 from flows.open_run import check_inputs
-from flows.sweep import base_question, score_of
+from flows.sweep import base_question, check_name_of_sweep, score_of
 from flows.train_policy import train_policy
 from storage.runs import RunPaths
 
@@ -54,18 +53,6 @@ def _wandb_group(name: str) -> Iterator[None]:
         yield
     finally:
         del os.environ["WANDB_RUN_GROUP"]
-
-
-def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool) -> None:
-    """Raise InputError, with what a sweep can do about it, if the run exists without `resume` or with other settings."""
-    if not run.paths.settings.exists():
-        return
-    if not resume:
-        raise InputError(
-            f"run '{run.run}' exists already in {run.runs_root}: continue the sweep with --resume, or choose another name "
-            f"than '{sweep}' in its file"
-        )
-    check_resumed(settings_of(run.paths), run, f"restore it in the sweep's file, or choose another name than '{sweep}' there")
 
 
 async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:

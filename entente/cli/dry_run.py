@@ -50,8 +50,8 @@ _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 """Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
 
 
-def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
-    """Plan a training run, or with `resume` its remaining steps; raises InputError where the run itself would."""
+def check_train(settings: RunSettings, *, resume: bool) -> tuple[CardPlan, Machine, Path | None, ModelShape | None]:
+    """Cards, machine, and folder and shape of the model as from `_model`; raises InputError where the run itself would."""
     check_settings(settings)
     if not resume:
         check_prompts(settings)
@@ -65,11 +65,17 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         resumed_base(settings.paths, model)
     trainer_gpu = trainer_gpu_bytes(settings, shape, machine)
     check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape), trainer_gpu=trainer_gpu, machine=machine)
+    if model is not None:
+        Tokens(Codec(model), settings.prompts).check_thought(settings.inference.max_model_length)
+    return cards, machine, model, shape
+
+
+def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
+    """Plan a training run, or with `resume` its remaining steps; raises InputError where the run itself would."""
+    cards, machine, model, shape = check_train(settings, resume=resume)
     cache = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
     positions = some_positions(settings.cache) if cache is None else open_cache(cache).train
     tokens = Tokens(BytesAsTokens() if model is None else Codec(model), settings.prompts)
-    if model is not None:  # without its tokenizer, bytes count as tokens
-        tokens.check_thought(settings.inference.max_model_length)
     done = max(published_versions(settings.paths), default=0) if resume else 0
     steps = max(0, settings.steps - done)
     rollouts, samples = settings.rollouts.at(settings.steps), {}
@@ -102,7 +108,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         | ({"warning": warning} if shape and (warning := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
         "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, sample, machine),
-        "memory": _memory(settings, shape, machine, trainer_bytes(settings, shape, machine), trainer_gpu),
+        "memory": _memory(
+            settings, shape, machine, trainer_bytes(settings, shape, machine), trainer_gpu_bytes(settings, shape, machine)
+        ),
         "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
         "uses": _uses(settings, cards, model, cache) | ({"prompts": tokens.form.chat.description} if model else {}),
     }

@@ -15,7 +15,18 @@ from entente.cli.terminal import cell, output_console, print_json, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
 from entente.reports.write_page import root_flag
 from entente.telemetry.errors import InputError, TrainingError
-from flows.sweep import Sweep, SweepPoint, base_question, read_sweep, result_rows, sweep_points, sweep_results
+from flows.sweep import (
+    Sweep,
+    SweepPoint,
+    base_question,
+    check_name_of_sweep,
+    read_sweep,
+    result_rows,
+    score_of,
+    sweep_points,
+    sweep_results,
+)
+from storage.adapters import published_versions
 
 _COLUMNS = 120
 
@@ -44,7 +55,7 @@ def sweep(
     sweep = read_sweep(file)
     points = sweep_points(sweep, runs_root)
     if dry_run:
-        return show_plan(_plan(points), json=json)
+        return show_plan(_plan(sweep, points, resume=resume), json=json)
     try:
         _train(sweep, points, file, runs_root, resume=resume)
     finally:
@@ -65,19 +76,25 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Pa
         raise
 
 
-def _plan(points: Sequence[SweepPoint]) -> dict[str, Any]:
+def _plan(sweep: Sweep, points: Sequence[SweepPoint], *, resume: bool) -> dict[str, Any]:
+    from entente.cli.dry_run import check_train
+
     descriptions = {
         run.run: ", ".join(f"{name} {value}" for name, value in {"seed": run.seed, **point.values}.items())
         for point in points
         for run in point.runs
     }
     runs = [run for point in points for run in point.runs]
+    for run in runs:
+        check_name_of_sweep(run, sweep.name, resume=resume)
+        check_train(run, resume=run.paths.settings.exists())
     shared = {
         "state caches": len({run.cache.model_dump_json() for run in runs}),
         "base models": len({(run.inference.model, str(run.tiny_model), str(run.prompts)) for run in runs}),
         "base-model scores": len({base_question(run) for run in runs}),
     }
-    work = {"runs": len(runs), "steps": sum(run.steps for run in runs)}
+    left = [run for run in runs if score_of(run) is None]
+    work = {"runs": len(left), "steps": sum(run.steps - max(published_versions(run.paths), default=0) for run in left)}
     return {"command": "sweep", "work": work, "shared by the runs": shared, "runs": descriptions}
 
 

@@ -28,6 +28,17 @@ def test_a_dry_run_shows_runs_and_what_they_share_and_writes_nothing(entente):
     assert not (entente.folder / "runs").exists()
 
 
+def test_a_dry_run_refuses_what_the_sweep_would(entente):
+    (entente.folder / "sweep.toml").write_text('name = "a"\nseeds = [0]\n[settings]\ninference.model = ["tiny", "./gone"]')
+    planned = entente("sweep", "sweep.toml", "--dry-run")
+    assert planned.returncode == 2 and "./gone" in planned.stderr
+    (entente.folder / "sweep.toml").write_text('name = "a"\nseeds = [0]\n[settings]\nsteps = [1]')
+    (taken := entente.folder / "runs" / "a-1").mkdir(parents=True)
+    (taken / "settings.json").write_text("{}")
+    planned = entente("sweep", "sweep.toml", "--dry-run")
+    assert planned.returncode == 2 and "run 'a-1' exists already in runs" in planned.stderr
+
+
 @pytest.fixture(scope="module")
 def swept(workplace: Entente, trained: Any) -> tuple[list[RunPaths], subprocess.CompletedProcess[str]]:
     """The two runs and what was said; the second has the settings of the run `first`, which was trained alone."""
