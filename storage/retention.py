@@ -45,7 +45,7 @@ STALE_VERSIONS = RECENT_STEPS
 step trained on."""
 REPLAY_STEPS = 100
 """Newest steps whose rows are always kept, to look at. A replay also needs those of all steps since its checkpoint."""
-_GB = 1_000_000_000
+GB = 1_000_000_000
 _DAY_S = 86_400.0
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
 _ASIDES = (  # names from storage/files.py, entente/telemetry/sinks.py, training/ and state_cache/; maker: process id
@@ -262,7 +262,7 @@ def removable_shards(
     if settings.shards_gb == 0:
         return []
     files = dict(_files_by_shard(paths))
-    over = sum(file.size for some in files.values() for file in some) - settings.shards_gb * _GB
+    over = sum(file.size for some in files.values() for file in some) - settings.shards_gb * GB
     going = _left_alone(files, time.time() if now is None else now)
     over -= sum(file.size for file in going)
     behind = age.policy_version - age.max_policy_lag - STALE_VERSIONS

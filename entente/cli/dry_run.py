@@ -38,7 +38,7 @@ from entente.telemetry.machine import usable_cores
 from entente.training.settings import KEEP_CHECKPOINTS
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
-from storage.retention import MILESTONE_EVERY
+from storage.retention import GB, MILESTONE_EVERY, REPLAY_STEPS
 from storage.run_base import resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
 from tasks.rollout_queue import groups_per_task
@@ -211,7 +211,10 @@ def _memory(settings: RunSettings, shape: ModelShape | None, machine: Machine, t
 
 def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | None, folder: Path) -> Forecast:
     tasks = -(-settings.rollouts.start_groups // groups_per_task(settings))
-    sizes = {"shards_bytes_about": round(rows) + steps * tasks * _FILE_BYTES}
+    shards = round(rows) + steps * tasks * _FILE_BYTES
+    if limit := round(settings.retention.shards_gb * GB):  # beyond it those of the newest steps stay
+        shards = min(shards, max(limit, shards * REPLAY_STEPS // max(1, steps)))
+    sizes = {"shards_bytes_about": shards}
     if shape is not None:
         training = settings.training
         adapter = 4 * shape.lora_parameters(training.lora_rank, training.lora_targets) + _ADAPTER_FILES_BYTES

@@ -83,6 +83,8 @@ def test_a_plan_counts_the_adapters_that_stay_and_warns_of_memory_that_is_not_th
 
     one, many = planned(steps=1), planned(steps=500)
     assert many["disk"]["adapters_bytes_about"] == (20 + 500 // 25) * one["disk"]["adapters_bytes_about"]
+    limited = planned(steps=500, retention={"shards_gb": 1e-6})["disk"]["shards_bytes_about"]
+    assert limited == many["disk"]["shards_bytes_about"] * 100 // 500, "the newest 100 steps stay beyond the limit"
     assert one["training"]["learning_rate"] == "0.003" and "warning" not in one["memory"]
     needed = one["memory"]["needed_bytes_about"]
     monkeypatch.setattr(dry_run, "check_memory", lambda *_, **__: None)  # which refuses only what cannot work at all
