@@ -57,7 +57,7 @@ def has_key(headers: Headers, key: str) -> bool:
 
 def foreign_header(headers: Headers, own: Collection[str]) -> Literal["host", "origin"] | None:
     """The header that names another host or page (DNS rebinding, cross-site requests). `own`: allowed Hosts, the page's first."""
-    names = [name.encode() for name in own]
+    names = [each.encode() for name in own for each in (name, name.removesuffix(":80"))]  # browsers leave out port 80
     if headers.get(b"host", b"") not in names:
         return "host"
     if headers.get(b"origin", b"http://" + names[0]) not in [b"http://" + name for name in names]:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from entente.live_games import http_server
-from entente.live_games.http_server import bind, make_server, signals_end_here
+from entente.live_games.http_server import bind, foreign_header, make_server, signals_end_here
 from entente.live_games.server import play_app
 from tests.waiting import wait_until
 
@@ -55,6 +55,13 @@ def test_a_header_that_is_too_long_is_refused(end):
     assert line.recv(65536).startswith(b"HTTP/1.1 400")
     line.close()
     assert end.knock() == 200
+
+
+def test_port_80_is_the_same_address_with_and_without_it():
+    own = ["127.0.0.1:80", "localhost:80"]
+    for host in (b"127.0.0.1", b"localhost:80"):
+        assert foreign_header({b"host": host, b"origin": b"http://" + host}, own) is None
+    assert foreign_header({b"host": b"127.0.0.1"}, ["127.0.0.1:8080"]) == "host"
 
 
 def test_one_connection_too_many_is_refused_and_the_next_is_taken_when_there_is_room(end):
