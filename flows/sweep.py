@@ -98,15 +98,16 @@ class SweepPoint:
         return {run.seed: score for run in self.runs if (score := score_of(run)) is not None}
 
 
-def sweep_points(sweep: Sweep, runs_root: Path) -> list[SweepPoint]:
-    """All combinations of values; the first is the baseline. Raises InputError if a setting refuses a value, or the runs
-    cannot share a process."""
+def sweep_points(sweep: Sweep, runs_root: Path | None = None) -> list[SweepPoint]:
+    """All combinations of values; the first is the baseline. `runs_root` overrides that of the sweep's files. Raises
+    InputError if a setting refuses a value, or the runs cannot share a process."""
     check_run_name(sweep.name)
     numbers, points = itertools.count(1), list[SweepPoint]()
     for values in itertools.product(*sweep.settings.values()):
         point = dict(zip(sweep.settings, values, strict=True))
         tree = reduce(merge_layers, (_nested(name, value) for name, value in point.items()), dict[str, Any]())
-        overrides = [{"run": f"{sweep.name}-{next(numbers)}", "runs_root": runs_root, "seed": seed} for seed in sweep.seeds]
+        root = {} if runs_root is None else {"runs_root": runs_root}
+        overrides = [{"run": f"{sweep.name}-{next(numbers)}", "seed": seed} | root for seed in sweep.seeds]
         runs = [layered_settings(sweep.preset, map(Path, sweep.config), merge_layers(tree, each)) for each in overrides]
         points.append(SweepPoint(values=point, runs=runs))
     if any(run.cache.from_run == NEWEST for point in points for run in point.runs):

@@ -42,7 +42,10 @@ def bench(
     model: Annotated[Path | None, Parameter(help="decode, trainer, peers: folder of a model; default: tiny ones.")] = None,
     trl_python: Annotated[Path | None, Parameter(help="peers: Python of an environment that has TRL.")] = None,
     config: ConfigFiles = None,
-    runs_root: Annotated[Path | None, Parameter(help="Folder of runs, models and positions; missing ones are made.")] = None,
+    runs_root: Annotated[
+        Path | None,
+        Parameter(help="Folder of runs, models and positions, of which missing ones are made; default: that of the settings."),
+    ] = None,
     seed: Annotated[int | None, Parameter(help="Seed of games, rows and runs.", validator=SEED)] = None,
     json: AsJson = False,
 ) -> None:
@@ -70,9 +73,6 @@ def bench(
     show_outcome(outcome, json=json)
 
 
-_RUNS = Path("runs")
-
-
 def _game(rounds: int = 5, seed: int = 0) -> "Outcome":
     from benchmarks.game_ground import bench_game
 
@@ -85,7 +85,7 @@ def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
     return bench_storage(rounds=rounds, scale=scale, seed=seed)
 
 
-def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
+def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path | None = None, seed: int = 0) -> "Outcome":
     run = _settings((), runs_root, seed)
     from benchmarks.decode import bench_decode
     from benchmarks.decode_cases import RunInputs
@@ -101,7 +101,7 @@ def _trainer(
     only: Sequence[str] = (),
     model: Path | None = None,
     config: Sequence[Path] = (),
-    runs_root: Path = _RUNS,
+    runs_root: Path | None = None,
     seed: int = 0,
 ) -> "Outcome":
     settings = _settings(config, runs_root, seed)
@@ -112,7 +112,9 @@ def _trainer(
     return bench_trainer(settings=settings, arguments=_config_words(config), repeats=rounds, only=only, seed=seed, model=folder)
 
 
-def _e2e(rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path = _RUNS, seed: int = 0) -> "Outcome":
+def _e2e(
+    rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path | None = None, seed: int = 0
+) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.entente_run import bench_e2e
 
@@ -124,7 +126,7 @@ def _peers(
     trl_python: Path = Path(".venv-trl/bin/python"),
     model: Path | None = None,
     config: Sequence[Path] = (),
-    runs_root: Path = _RUNS,
+    runs_root: Path | None = None,
     seed: int = 0,
 ) -> "Outcome":
     preset = "lm" if model else "laptop"
@@ -147,13 +149,14 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 }
 
 
-def _settings(config: Sequence[Path], runs_root: Path, seed: int, preset: str = "laptop") -> Any:
+def _settings(config: Sequence[Path], runs_root: Path | None, seed: int, preset: str = "laptop") -> Any:
     """One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
     from entente.settings.layers import layered_settings
     from entente.telemetry.machine import apply_threads
 
     apply_threads(1)
-    return layered_settings(preset, config, {"seed": seed, "runs_root": runs_root.absolute()})
+    settings = layered_settings(preset, config, {"seed": seed} | ({} if runs_root is None else {"runs_root": runs_root}))
+    return settings.model_copy(update={"runs_root": settings.runs_root.absolute()})
 
 
 def _config_words(config: Sequence[Path]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from packaging.requirements import Requirement
@@ -24,6 +24,9 @@ from rich.table import Table
 
 from entente.cli.terminal import output_console, print_json
 from entente.telemetry.machine import free_memory, usable_cores
+
+if TYPE_CHECKING:
+    from entente.settings.run_settings import RunSettings
 
 HOME = Path(__file__).resolve().parents[2]
 """Folder that holds the package `entente`; in a clone, it also holds pyproject.toml."""
@@ -48,7 +51,7 @@ def doctor(
     *,
     preset: Annotated[str, Parameter(help="Preset of the run to check for.")] = "laptop",
     config: Annotated[list[Path] | None, Parameter(help="TOML files that override the preset.", negative="")] = None,
-    runs_root: Annotated[Path, Parameter(help="Folder of all runs.")] = Path("runs"),
+    runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; default: that of the settings.")] = None,
     json: Annotated[bool, Parameter(help="Print the findings as one JSON object.", negative="")] = False,
 ) -> None:
     """Check this environment: list every problem that would stop a run, and its fix; exits with 1 if there is one.
@@ -74,9 +77,13 @@ def doctor(
         raise SystemExit(1)
 
 
-def examine(runs_root: Path, preset: str, config: Sequence[Path]) -> list[Finding]:
+def examine(runs_root: Path | None, preset: str, config: Sequence[Path]) -> list[Finding]:
+    from entente.settings.layers import layered_settings
+
     installed = _installed()
-    findings = [*check_versions(installed, *declared()), *check_run(runs_root, preset, config)]
+    settings = layered_settings(preset, config, {} if runs_root is None else {"runs_root": runs_root})
+    runs_root = settings.runs_root
+    findings = [*check_versions(installed, *declared()), *check_run(settings)]
     findings += [*check_folders(runs_root), *check_size(runs_root), *check_prefect()]
     return sorted(findings, key=lambda each: each.state == "ok")
 
@@ -113,16 +120,14 @@ def check_versions(installed: dict[str, str], python: str, requirements: Sequenc
         yield _ok(name="versions", sentence=f"all declared requirements are met: {versions}")
 
 
-def check_run(runs_root: Path, preset: str, config: Sequence[Path]) -> Iterator[Finding]:
+def check_run(settings: "RunSettings") -> Iterator[Finding]:
     from entente.inference.choose_engine import engine_here
     from entente.inference.engine_cards import unused_card
     from entente.settings.find_model import TINY, check_room, model_for_plan
-    from entente.settings.layers import layered_settings
     from entente.telemetry.cards import torch_cuda, torch_problem, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
     from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
 
-    settings = layered_settings(preset, config, {"runs_root": runs_root})
     urls = settings.inference.urls
     model = settings.inference.model
     try:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.table import Table
 
-from entente.cli.options import AsJson, DryRun, RunsRoot
+from entente.cli.options import AsJson, DryRun
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import cell, output_console, print_json, show_plan
 from entente.evaluation.intervals import FEWEST_CLUSTERS, describe_shortage
@@ -34,7 +34,7 @@ _COLUMNS = 120
 def sweep(
     file: Annotated[Path, Parameter(help="TOML file of the sweep: name, seeds, and values for settings.")],
     *,
-    runs_root: RunsRoot = Path("runs"),
+    runs_root: Annotated[Path | None, Parameter(help="Folder of all runs; default: that of the settings.")] = None,
     resume: Annotated[bool, Parameter(help="Continue a sweep; if it is done, print its table.", negative="")] = False,
     json: AsJson = False,
     dry_run: DryRun = False,
@@ -57,13 +57,13 @@ def sweep(
     if dry_run:
         return show_plan(_plan(sweep, points, resume=resume), json=json)
     try:
-        _train(sweep, points, file, runs_root, resume=resume)
+        _train(sweep, points, file, resume=resume)
     finally:
         if isinstance(sys.exception(), TrainingError | None):  # a run failed, and all others are done
             _show(sweep, points, json=json)
 
 
-def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Path, *, resume: bool) -> None:
+def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, *, resume: bool) -> None:
     from flows.train_sweep import train_sweep
 
     try:
@@ -71,7 +71,7 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, runs_root: Pa
         run_flow(lambda: train_sweep(sweep.name, runs, resume=resume))
     except BaseException as error:
         if not isinstance(error, InputError):
-            where = f"{shlex.quote(str(file))}{root_flag(runs_root)}"
+            where = f"{shlex.quote(str(file))}{root_flag(points[0].runs[0].runs_root)}"
             sys.stderr.write(f"finished steps are kept; continue with: entente sweep {where} --resume\n")
         raise
 

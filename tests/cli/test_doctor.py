@@ -12,6 +12,7 @@ import pytest
 
 from entente.cli.doctor import check_run, check_size, check_versions, declared, verdict
 from entente.settings import find_model
+from entente.settings.layers import layered_settings
 from entente.telemetry import cards
 from tests.command import Entente
 from tests.telemetry.fake_nvml import card
@@ -56,6 +57,11 @@ def test_a_transformers_that_cannot_fetch_a_gguf_does_not_fit():
     (requirement,) = (each for each in requirements if each.startswith("transformers"))
     _, versions = check_versions({"transformers": "5.16.0"}, ">=3.11", [requirement])
     assert versions.sentence.startswith("transformers 5.16.0 is installed, but")
+
+
+def test_the_folder_of_runs_that_a_file_names_is_checked(problems, tmp_path: Path):
+    (tmp_path / "mine.toml").write_text('runs_root = "/proc/runs"')
+    assert "cannot write in '/proc'" in problems("--config", str(tmp_path / "mine.toml"))["runs"]
 
 
 def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
@@ -138,5 +144,5 @@ def test_a_card_that_cannot_compute_is_told(
     (tmp_path / "cc").write_text("")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path) if path is None else path)
-    found = check_run(tmp_path / "runs", "laptop", [])
+    found = check_run(layered_settings("laptop", overrides={"runs_root": tmp_path / "runs"}))
     assert {each.name for each in found if each.state == "problem"} == names

@@ -38,6 +38,14 @@ def test_every_setting_is_trained_with_every_seed_and_nothing_else_differs(tmp_p
     assert len(set(map(base_question, runs))) == 1
 
 
+def test_the_folder_of_runs_is_that_of_the_settings_unless_another_is_named(tmp_path: Path):
+    (tmp_path / "mine.toml").write_text('runs_root = "/elsewhere"')
+    (tmp_path / "sweep.toml").write_text(f'name = "a"\nconfig = ["{tmp_path}/mine.toml"]\nseeds = [0]\n{RATES}')
+    sweep = read_sweep(tmp_path / "sweep.toml")
+    roots = [sweep_points(sweep, root)[0].runs[0].runs_root for root in (None, tmp_path)]
+    assert roots == [Path("/elsewhere"), tmp_path]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
