@@ -56,6 +56,11 @@ class CacheSettings(Settings):
             raise ValueError(
                 f"from_run {self.from_run!r} and from_groups {self.from_groups} go together: `entente cache refresh` names both"
             )
+        if all_layers_merged() and self.from_run == NEWEST and self.on_policy_share != type(self)().on_policy_share:
+            raise ValueError(
+                f"on_policy_share {self.on_policy_share:g} cannot change the newest refresh, which has its own: leave it out, or "
+                "publish one with `entente cache refresh --share`"
+            )
         for name in self.players:
             try:
                 player(name)

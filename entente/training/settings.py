@@ -81,7 +81,7 @@ class TrainingSettings(Settings):
     warm_up_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the learning rate rises linearly."""
     decay_steps: Annotated[int, Field(ge=0)] = 0
-    """Step at which a linear or cosine decay ends."""
+    """Step at which a linear or cosine decay ends; no effect on a constant rate."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimiser updates of a step, each on a random share of the advantage groups."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -127,6 +127,14 @@ class TrainingSettings(Settings):
             raise ValueError(
                 f"training.decay_steps {self.decay_steps} must lie after training.warm_up_steps {self.warm_up_steps} for the "
                 f"{self.rate_schedule} schedule: name the step at which the rate has fallen, usually the run's number of steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decay_has_a_schedule(self) -> "TrainingSettings":
+        if all_layers_merged() and self.decay_steps and "rate_schedule" not in self.model_fields_set:
+            raise ValueError(
+                f"training.decay_steps {self.decay_steps} needs a decay: set training.rate_schedule to 'linear' or 'cosine'"
             )
         return self
 

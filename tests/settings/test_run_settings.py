@@ -156,6 +156,8 @@ def test_every_preset_is_sound(name: str):
         ({"storage": {"reward_weights": {"survival": False}}}, "reward_weights takes numbers, got false"),
         ({"training": {"seed": 5}}, "training.seed 5 differs from seed 0"),
         ({"training": {"rate_schedule": "linear"}}, "decay_steps 0 must lie after training.warm_up_steps"),
+        ({"training": {"decay_steps": 20}}, "decay_steps 20 needs a decay: set training.rate_schedule"),
+        ({"cache": {"from_run": "newest", "on_policy_share": 0.5}}, "on_policy_share 0.5 cannot change the newest refresh"),
         ({"cache": {"first_year": 1906, "last_year": 1904}}, "first_year 1906 lies after last_year 1904"),
     ],
     ids=lambda value: str(value)[:50],
