@@ -49,7 +49,8 @@ class StorageSettings(Settings):
     max_policy_lag: Annotated[int, MAY_CHANGE_RECORDED, Field(ge=0)] = 2
     """Maximum policy versions by which the oldest row of an advantage group may lag behind the trainer."""
     max_uses: Annotated[int, Field(ge=1)] = 1
-    """Steps that may train on one advantage group."""
+    """Steps that may train on one advantage group. A step still plays rollouts.start_groups new ones and trains on as many:
+    above 1, older start groups take the places of some new ones, which may never be trained on."""
     selection: Annotated[str, BeforeValidator(query_text)] = ""
     """Your own SQL that chooses the start groups of a step: a .sql file, which is run without limits; empty: they are sampled."""
 

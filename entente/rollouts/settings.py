@@ -29,7 +29,8 @@ class RolloutSettings(Settings):
     horizon_schedule: str = ""
     """Later horizons as step:years, such as '40:2,120:4'; horizon_years before."""
     policy_powers: Literal["one", "all"] = "one"
-    """'one': the policy plays one power of each group; 'all': it plays all seven."""
+    """'one': the policy plays one power of each group; 'all': it plays all seven, and opponents and
+    opponents_by have no effect."""
     opponents: str = "random"
     """Players of the other powers, sampled by weight: names with weights, such as 'dumbbot*3,v0,league*2'. A name is a scripted
     player or 'v0', the policy at the run's start, either with '+search', an endpoint ('openai:MODEL@URL'), or 'league': past

@@ -33,8 +33,8 @@ class PipelineSettings(Settings):
 
     buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
     """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag. With 0 or 1
-    each step trains on exactly its own start groups, and two CPU runs with one seed are equal; from 2 on it begins as soon as
-    enough start groups are ready."""
+    each step waits for its own start groups and, with storage.max_uses 1, trains on exactly these, and two CPU runs with one seed
+    are equal; from 2 on it begins as soon as enough start groups are ready."""
     task_runner: Literal["threads", "dask"] = "threads"
     """Where rollouts are played: in the flow's process, or in processes of a Dask cluster (extra `dask`)."""
     dask_address: str = ""
