@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from entente.game.board import POWERS, Board
 from entente.players.opponents import POLICY, read_table, sample_opponents
@@ -31,6 +31,8 @@ GAMES_A_FILE = 4
 """About a minute of work on one core, which a kill loses."""
 ITSELF = "v0"
 """The policy itself in a table of opponents."""
+_PLAYOUTS = 80
+"""Fewer than in play, because there are many decisions."""
 
 
 class LabelSettings(Settings):
@@ -50,8 +52,13 @@ class LabelSettings(Settings):
     """Sampling temperature of the policy."""
     seed: Seed = 0
     """Seed of all games: another one gives other games."""
-    search: SearchSettings = SearchSettings(playouts=80)
-    """The search."""
+    search: SearchSettings = SearchSettings(playouts=_PLAYOUTS)
+    """The search, by default with 80 playouts per decision."""
+
+    @field_validator("search", mode="before")
+    @classmethod
+    def _by_default(cls, search: Any) -> Any:
+        return {"playouts": _PLAYOUTS} | search if isinstance(search, dict) else search
 
 
 def check_label_settings(settings: LabelSettings) -> None:

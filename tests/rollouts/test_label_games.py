@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from entente.cli.commands import command_line
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import make_snapshot
 from entente.players.policy import PolicyPlayer
@@ -24,6 +25,12 @@ def policy(host, uniform_engine, tokens) -> PolicyPlayer:
 
 def played(policy, host, settings, number=3):
     return asyncio.run(host.run(label_game(number, settings, policy)))
+
+
+@pytest.mark.parametrize("words", [[], ["--search.years", "2"]], ids=" ".join)
+def test_a_search_setting_leaves_the_others_at_the_defaults_of_labels(words: list[str]):
+    _, arguments, _ = command_line().parse_args(["label", "one", "--player", "models/small", *words])
+    assert (arguments.arguments.get("settings") or LabelSettings()).search.playouts == 80
 
 
 def test_every_decision_of_the_seat_is_labelled_with_legal_orders(host, policy):
