@@ -115,6 +115,11 @@ def sweep_points(sweep: Sweep, runs_root: Path | None = None) -> list[SweepPoint
             "the runs of a sweep start from the same positions, and a refresh may come between two of them: name one by "
             "cache.from_run and cache.from_groups"
         )
+    if len({run.evaluation.question.model_dump_json() for point in points for run in point.runs}) > 1:
+        raise InputError(
+            "the runs of a sweep are compared by their scores, so these are measured alike: of evaluation, settings can vary "
+            "'every' alone"
+        )
     if len(threads := sorted({run.threads[0] for point in points for run in point.runs})) > 1:
         raise InputError(
             f"the engine would have {' and '.join(map(str, threads))} threads in different runs, and one process has one "
