@@ -46,6 +46,8 @@ def replay(
     from entente.settings.layers import settings_of
     from storage.runs import RunPaths
 
+    if game is None and (output or open):
+        raise InputError("--output and --open are for the page of one game: name the game, such as latest")
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)

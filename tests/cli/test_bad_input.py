@@ -61,6 +61,7 @@ REFUSED = [
     (["train", "--rollouts.learning-rate", "1"], "--rollouts.learning-rate. Did you mean --training.learning-rate?"),
     (["label", "mine", "--player", "dumbbot"], "--player 'dumbbot' is no folder of a model or adapter"),
     (["label", "mine", "--player", "newest"], "--player 'newest' is no folder of a model or adapter"),
+    (["replay", "--run", "taken", "--output", "page.html"], "--output and --open are for the page of one game"),
     (["model", "imitate", "mine", "--games", "0"], "games is 0: imitation trains on some and holds out others"),
     (["model", "imitate", "mine", "--games", "2", "--labels", "nope"], "there are no labels in 'nope': make some with"),
     (["model", "imitate", "mine", "--begin-with", "bare"], "model 'bare' has no tokenizer.json"),
