@@ -124,6 +124,7 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
     from entente.inference.choose_engine import engine_here
     from entente.inference.engine_cards import unused_card
     from entente.settings.find_model import TINY, check_room, model_for_plan
+    from entente.settings.layers import check_prompts
     from entente.telemetry.cards import torch_cuda, torch_problem, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
     from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
@@ -138,6 +139,7 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
         there = str(folder) if folder else "a run makes it" if model == TINY else "a run downloads it from the hub, which has it"
         yield _ok(name="model", sentence=f"'{model}': {there}")
         try:
+            check_prompts(settings)
             check_room(settings, trains=True)
         except InputError as error:
             yield _problem(name="run", sentence=str(error), cure="change that setting")

@@ -58,6 +58,11 @@ def run_cards(settings: RunSettings, *, trains: bool = True) -> CardPlan:
     cards = usable_cards(inference, on_card=samples or trains_on_card)
     if trains and training.device == "cuda" and not has_cuda():
         raise InputError("training.device is 'cuda' but torch has no GPU here: set training.device to 'auto' or 'cpu'")
+    if trains and training.attention == "flex" and (training.device == "cpu" or not has_cuda()):
+        raise InputError(
+            "training.attention is 'flex', which has a gradient on a GPU only, and the trainer computes on the CPU: set "
+            "training.attention to 'ranges'"
+        )
     return plan_cards(
         cards,
         engine=inference.cards if samples else None,

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from entente.cli.doctor import check_run, check_size, check_versions, declared, verdict
+from entente.cli.doctor import HOME, check_run, check_size, check_versions, declared, verdict
 from entente.settings import find_model
 from entente.settings.layers import layered_settings
 from entente.telemetry import cards
@@ -67,6 +67,9 @@ def test_the_folder_of_runs_that_a_file_names_is_checked(problems, tmp_path: Pat
 def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
     (tmp_path / "huge.toml").write_text("[inference]\nengine = 'vllm'\nkv_cache_gib = 9999\n")
     assert "lower inference.kv_cache_gib from 9999 to" in problems("--config", str(tmp_path / "huge.toml"))["run"]
+    other = f"[inference]\nmodel = '{HOME}/models/whole-192'\n[prompts]\nown_line = 'last'\n"
+    (tmp_path / "other.toml").write_text(other)
+    assert "was made for prompts.own_line 'in_place'" in problems("--config", str(tmp_path / "other.toml"))["run"]
 
 
 @pytest.mark.parametrize("preset", ["gpu-24", "lm"])

@@ -57,6 +57,7 @@ def test_a_run_on_the_cpu_takes_none_and_looks_at_none(machine: FakeNvml, monkey
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"attention": "flex", "device": "cpu"}, r"flex', .* and the trainer computes on the CPU: set"),
         ({"visible": "3"}, r"CUDA_VISIBLE_DEVICES names '3', which is no card of this machine"),
         ({"visible": "", "device": "cuda"}, r"training.device is 'cuda' but torch has no GPU here"),
     ],
@@ -66,5 +67,6 @@ def test_a_card_that_the_run_cannot_use_is_refused_before_anything_starts(
 ):
     if "visible" in changed:
         monkeypatch.setenv(cards.VARIABLE, changed["visible"])
+    training = {name: value for name, value in changed.items() if name != "visible"}
     with pytest.raises(InputError, match=sentence):
-        check_room(settings(training={"device": changed.get("device", "auto")}), trains=True)
+        check_room(settings(training=training), trains=True)
