@@ -99,11 +99,13 @@ def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | Non
 
 
 def _made(final: Path, recipe: Mapping[str, str], make: Callable[[Path], None]) -> Path:
-    """`make` fills the folder, and the recipe is written last. Raises InputError if the folder is there with another recipe."""
+    """`make` fills the folder, and the recipe is written last; a model from the hub may have one, with its prompts. Raises
+    InputError if the folder is there with another recipe."""
 
     def make_with_recipe(folder: Path) -> None:
         make(folder)
-        (folder / RECIPE).write_text(json.dumps(recipe, indent=1))
+        its_own = read_object(folder / RECIPE) if (folder / RECIPE).is_file() else {}
+        (folder / RECIPE).write_text(json.dumps({**its_own, **recipe}, indent=1))
 
     there = read_object(final / RECIPE) if (final / RECIPE).is_file() else recipe
     if any(there.get(key) != value for key, value in recipe.items()):

@@ -139,6 +139,7 @@ def test_a_name_copies_a_model_of_the_hub_out_of_its_cache(tmp_path: Path, monke
     blobs = fetch_model(str(tmp_path / "small.gguf"), tmp_path, "blobs")
     snapshot = tmp_path / "hub" / "models--some--one" / "snapshots" / "0123"
     snapshot.mkdir(parents=True)
+    (blobs / "recipe.json").write_text(json.dumps({"prompts": {"own_line": "in_place"}}))  # one that was published there
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(file)
     (snapshot.parents[1] / "refs").mkdir()
@@ -149,6 +150,8 @@ def test_a_name_copies_a_model_of_the_hub_out_of_its_cache(tmp_path: Path, monke
     folder = fetch_model("some/one", tmp_path / "models", "mine")
     assert folder == tmp_path / "models" / "mine" and not any(file.is_symlink() for file in folder.iterdir())
     assert (folder / "config.json").read_bytes() == (blobs / "config.json").read_bytes()
+    assert json.loads((folder / "recipe.json").read_text()) == {"prompts": {"own_line": "in_place"}, "hub": "some/one"}
+    assert fetch_model("some/one", tmp_path / "models", "mine") == folder
 
 
 @pytest.mark.slow
