@@ -32,17 +32,22 @@ def _accept(function: Reward, named: str) -> Reward:
     if not callable(function):
         raise Misfit("it is not a function of row components")
     check_arguments(function, "components")
+
+    def values_of(components: Components) -> _Floats:
+        own = {name: values.copy() for name, values in components.items()}  # it may write into them
+        return np.asarray(function(own), np.float64)
+
     tried = {name: np.sin(np.arange(1.0, _ROWS + 1) * place) for place, name in enumerate(COMPONENTS, start=1)}
-    whole = np.asarray(function(tried), np.float64)
+    whole = values_of(tried)
     if whole.shape != (_ROWS,):
         raise Misfit(f"it returns values of shape {whole.shape} for {_ROWS} rows")
-    alone = [np.asarray(function({name: values[[row]] for name, values in tried.items()}), np.float64) for row in range(_ROWS)]
+    alone = [values_of({name: values[[row]] for name, values in tried.items()}) for row in range(_ROWS)]
     if not np.array_equal(whole, np.concatenate(alone)):
         raise Misfit("a row's value depends on the other rows, or is not a number")
 
     def reward(components: Components) -> npt.NDArray[np.float64]:
         try:
-            values = np.asarray(function(components), np.float64)
+            values = values_of(components)
         except Exception as error:
             raise InputError(f"the {named} failed ({type(error).__name__}: {error}): fix it") from error
         if values.shape != (rows := len(components[COMPONENTS[0]]),):

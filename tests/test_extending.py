@@ -144,6 +144,20 @@ def test_the_reward_of_the_page_is_part_of_a_return(documented: Path):
     assert returns_of(rows, reward_weights, 0.0).tolist() == [3.0, -4.0, -6.0, -12.0]
 
 
+def test_a_reward_that_writes_into_its_components_changes_no_other_reward(package):
+    package(
+        {
+            "odd.py": "def clipped(c):\n    gained = c['centres_gained']\n    gained[gained < 0] = 0\n    return gained\n"
+            "def plain(c):\n    return c['centres_gained']\n"
+        }
+    )
+    rows = pa.table({name: pa.array([-1.0], pa.float32()) for name in COMPONENTS})
+    place = pa.table({"shard": ["s"], "start_group": [0], "power": ["FRANCE"], "fork": [0], "phase_index": [0]})
+    for name in place.column_names:
+        rows = rows.append_column(name, place[name])
+    assert returns_of(rows, {"odd:clipped": 1.0, "odd:plain": 1.0}, 1.0).tolist() == [-1.0]
+
+
 def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     import torch
 
