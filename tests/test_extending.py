@@ -5,6 +5,7 @@ import math
 import random
 import re
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from entente.cli.settings import _toml
 from entente.evaluation.contestants import Contestant, resolve_contestant
 from entente.evaluation.match_files import match_label
 from entente.evaluation.settings import MatchSettings
@@ -21,7 +23,7 @@ from entente.game.board import Board
 from entente.game.scripted import player
 from entente.players.search_settings import SearchSettings
 from entente.rollouts.label_games import LabelSettings, made_by
-from entente.settings.layers import layered_settings, settings_of
+from entente.settings.layers import changed_settings, layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.teacher_games import _scripted_folder
@@ -76,6 +78,11 @@ def test_the_settings_of_the_page_are_accepted_with_its_package_and_refused_with
     package({name: text for name, text in BLOCKS.items() if name.startswith("my_entente/")})
     settings = layered_settings("laptop", [file])
     assert (settings.training.loss, settings.storage.reward_weights) == (PLAIN, {CAREFUL: 1.0})
+    file.write_text(_toml(settings.model_dump(mode="json")))
+    assert layered_settings("laptop", [file]) == settings, "what `entente settings` prints can be given back"
+    changed = {name: after for name, (_, after) in changed_settings(layered_settings("laptop"), settings).items()}
+    card = "".join(f"{name} = {json.dumps(value)}\n" for name, value in changed.items() if value is not None)
+    assert tomllib.loads(card)["storage"]["reward_weights"] == {CAREFUL: 1.0}, "and so can a model card's settings"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from entente.cli.options import ConfigFiles, Preset, SettingsFlags, settings_from
 from entente.cli.terminal import output_console
-from entente.settings.layers import DEFAULT_PRESET, layered_settings
+from entente.settings.layers import DEFAULT_PRESET, layered_settings, toml_key
 from entente.settings.reference import reference, settings_in, value_at
 
 FIRST_SETTINGS = (
@@ -125,7 +125,8 @@ def _short(description: str) -> Text:
 def _toml(tree: dict[str, object], prefix: str = "") -> str:
     """A tree as TOML: plain values first, then a table per branch. Leaves out None, which TOML does not have."""
     plain = {name: value for name, value in tree.items() if not isinstance(value, dict)}
-    lines = [f"{name} = {jsonlib.dumps(value, ensure_ascii=False)}" for name, value in plain.items() if value is not None]
+    texts = {toml_key(name): jsonlib.dumps(value, ensure_ascii=False) for name, value in plain.items() if value is not None}
+    lines = [f"{key} = {text}" for key, text in texts.items()]
     parts = [f"[{prefix}]\n" if prefix else ""] if lines else []
     parts += ["".join(f"{line}\n" for line in lines)] if lines else []
     for name, value in tree.items():

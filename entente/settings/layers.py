@@ -2,8 +2,9 @@
 resolved tree, from which a resumed run starts."""
 
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from storage.runs import RunPaths, check_name, resolve_run, run_names
 
 _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
 _LONGEST_VALUE = 300  # a query of `storage.selection` may have pages
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WIDEST = 1 << 20  # of models, a hundred times over
 _PRESETS = Path(__file__).with_name("presets")
 DEFAULT_PRESET = "laptop"
@@ -182,8 +184,8 @@ def resumed_settings(files: Iterable[Path] = (), overrides: Mapping[str, Any] | 
 
 
 def changed_settings(stored: RunSettings, wanted: RunSettings) -> dict[str, list[Any]]:
-    """Dotted name -> [before, after] of changed settings that affect rows or weights."""
-    before, after = leaves(stored.model_dump(mode="json")), leaves(wanted.model_dump(mode="json"))
+    """Dotted name, as in TOML -> [before, after] of changed settings that affect rows or weights."""
+    before, after = (leaves(each.model_dump(mode="json"), spell=toml_key) for each in (stored, wanted))
     differ = (name for name in before | after if before.get(name) != after.get(name))
     return {name: [before.get(name), after.get(name)] for name in differ if _rule(name) is not MAY_CHANGE}
 
@@ -231,11 +233,17 @@ def _in_short(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... ({sha256(text.encode()).hexdigest()[:8]})"
 
 
-def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves(tree: Mapping[str, Any], prefix: str = "", spell: Callable[[str], str] = str) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        name = prefix + spell(key)
+        flat |= leaves(value, f"{name}.", spell) if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def toml_key(name: str) -> str:
+    """Quoted if TOML needs it, as for a reward named `module:attribute`."""
+    return name if _BARE_KEY.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def settings_of(paths: RunPaths) -> RunSettings:
