@@ -52,6 +52,8 @@ def _accept(function: Reward, named: str) -> Reward:
             raise InputError(f"the {named} failed ({type(error).__name__}: {error}): fix it") from error
         if values.shape != (rows := len(components[COMPONENTS[0]]),):
             raise InputError(f"the {named} returned values of shape {values.shape} for {rows} rows: fix it")
+        if not np.isfinite(values).all():  # else the step would leave out these groups
+            raise InputError(f"the {named} returned {values[~np.isfinite(values)][0]}, which is not a finite number: fix it")
         return values
 
     return reward

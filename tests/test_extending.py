@@ -165,6 +165,13 @@ def test_a_reward_that_writes_into_its_components_changes_no_other_reward(packag
     assert returns_of(rows, {"odd:clipped": 1.0, "odd:plain": 1.0}, 1.0).tolist() == [-1.0]
 
 
+def test_a_reward_that_is_no_number_in_some_row_is_named(package):
+    package({"odd.py": "def ratio(c):\n    return c['centres_gained'] / c['units_dislodged']\n"})
+    rows = {name: np.array([1.0, 0.0]) for name in COMPONENTS}
+    with np.errstate(invalid="ignore"), pytest.raises(InputError, match="'odd:ratio' returned nan, which is not a finite number"):
+        reward_of("odd:ratio")(rows)
+
+
 def test_the_loss_of_the_page_is_the_formula_that_it_states(documented: Path):
     import torch
 
