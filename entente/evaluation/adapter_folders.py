@@ -84,10 +84,16 @@ def check_weights(policy: PolicyVersion, base: Path) -> None:
 
 
 def _base_of(folder: Path) -> Path:
-    named = read_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path")
+    config = read_object(folder / ADAPTER_CONFIG)
+    named, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(named, str) or not named:
         raise InputError(f"'{folder / ADAPTER_CONFIG}' names no base model: write its hub id or folder there")
     inside = folder / named
+    if revision not in (None, "main") and not inside.is_dir() and not Path(named).is_dir():
+        raise InputError(
+            f"adapter '{folder}' was trained on the revision {revision!r} of '{named}', and only its newest is fetched: download "
+            f"that revision into a folder, and name the folder in {ADAPTER_CONFIG}"
+        )
     try:
         return resolve_model(inside if inside.is_dir() else named)
     except InputError as error:

@@ -188,6 +188,11 @@ REFUSED = {
         "trained on another base model",
     ),
     "no prompts": (without_prompts, InputError, r"has no recipe.json with prompt settings"),
+    "a revision of its base": (
+        outside(change_json("adapter_config.json", base_model_name_or_path="some/one", revision="v1")),
+        InputError,
+        "trained on the revision 'v1' of 'some/one'",
+    ),
     "a rank too large": (outside(change_json("adapter_config.json", r=1024)), DataError, "has rank 1024 but .* take rank 512"),
 }
 
