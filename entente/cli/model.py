@@ -171,13 +171,14 @@ def _imitation_settings(
 def _begun_with(settings: ImitationSettings) -> ImitationSettings:
     """With the shape and prompts of the model that it goes on from; raises InputError if one of them was set, or the model was
     not made here."""
-    from entente.decoding.model_files import read_config, recipe_prompts, resolve_model
+    from entente.decoding.model_files import chat_template, read_config, recipe_prompts, resolve_model
     from entente.decoding.weight_files import WEIGHTS
 
     assert settings.begin_with is not None
     folder = resolve_model(settings.begin_with)
     prompts, config = recipe_prompts(folder), read_config(folder)
-    if prompts is None or config.get("model_type") != "qwen3" or not (folder / WEIGHTS).is_file():
+    made_here = prompts is not None and config.get("model_type") == "qwen3" and chat_template(folder) is None
+    if not made_here or not (folder / WEIGHTS).is_file():
         raise InputError(f"--begin-with '{settings.begin_with}' is no model that `entente model imitate` made: name one")
     shape = {"vocabulary": config["vocab_size"], "hidden": config["hidden_size"], "layers": config["num_hidden_layers"]}
     if fixed := sorted(settings.model_fields_set & {*shape, "prompts"}):

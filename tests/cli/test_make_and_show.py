@@ -45,6 +45,13 @@ def test_a_model_is_made_once_and_says_how_it_was_made(entente):
     assert "chat format none: prompts are plain text" in shown.stdout
 
 
+def test_a_model_with_a_chat_template_is_not_gone_on_from_without_it(entente: Entente, small_model: Path):
+    folder = shutil.copytree(small_model, entente.folder / "chatty")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    done = entente("model", "imitate", "mine", "--begin-with", "chatty", "--last-year", "1901", "--games", "2", "--steps", "1")
+    assert done.returncode == 2 and "is no model that `entente model imitate` made" in done.stderr
+
+
 def test_labels_go_on_only_with_the_policy_and_the_prompts_that_they_began_with(entente: Entente, small_model: Path):
     shutil.copytree(small_model, entente.folder / "models" / "small")
     words = ["label", "one", "--player", "models/small", "--games", "4", "--years", "1", "--opponents", "random"]
