@@ -7,6 +7,7 @@ synced and renamed; then the folder is synced. A published file never changes in
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import secrets
 import shutil
@@ -157,12 +158,18 @@ class Entry:
         """Bytes of a file, or of all files below a folder, without links."""
         if self.is_folder:
             return sum(entry.size() for entry in entries_in(self.path))
-        status = self.path.lstat()
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:  # another process renamed or removed it
+            return 0
         return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
     def touched(self) -> float:
-        """Latest write time of it and everything below it, Unix seconds."""
-        return max([self.path.lstat().st_mtime, *(entry.touched() for entry in entries_in(self.path))])
+        """Latest write time of it and everything below it, Unix seconds; infinity if something was removed just now."""
+        try:
+            return max([self.path.lstat().st_mtime, *(entry.touched() for entry in entries_in(self.path))])
+        except FileNotFoundError:
+            return math.inf
 
 
 def entries_in(folder: Path) -> list[Entry]:

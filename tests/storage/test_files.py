@@ -12,6 +12,7 @@ import pytest
 
 from entente.telemetry.errors import DataError, InputError
 from storage.files import (
+    entries_in,
     file_lock,
     folders_in,
     make_directory,
@@ -219,3 +220,14 @@ def test_what_a_user_names_as_output_is_written_whole_and_a_link_or_pipe_stays_o
         write_output(pipe, b"page", follow=follow)
         assert os.read(reader, 10) == b"page" and pipe.is_fifo()
     os.close(reader)
+
+
+def test_what_another_process_removes_meanwhile_has_no_size_and_was_touched_just_now(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for file in ("left", "folder/gone"):
+        (tmp_path / file).write_text("four")
+    folder, left = entries_in(tmp_path)
+    (gone,) = entries_in(folder.path)
+    (tmp_path / "folder" / "gone").unlink()
+    assert (gone.size(), gone.touched() > time.time()) == (0, True)
+    assert (left.size(), left.touched() <= time.time()) == (4, True)
