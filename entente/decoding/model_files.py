@@ -1,6 +1,7 @@
 """Locates and reads the files of a model, without torch or weights: a local `save_pretrained` folder, or a hub id."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -192,8 +193,8 @@ def make_whole(final: Path, last: str, make: Callable[[Path], object]) -> Path:
         return final
     if final.exists():
         raise InputError(f"'{final}' exists and was not made by this command: choose another name, or move it away")
-    aside = final.with_name(f".{final.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
+    # As storage/files.py names it: processes of two containers may have one number.
+    aside = final.with_name(f".{final.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     aside.mkdir(parents=True)
     try:
         make(aside)

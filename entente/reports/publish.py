@@ -6,7 +6,6 @@ published atomically by a rename, and contains no local paths.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from entente.settings.find_model import model_of
 from entente.settings.layers import changed_settings, layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from entente.training.fetch_model import name_to_fetch
-from storage.files import durable_write, publish_directory
+from storage.files import durable_write, name_aside, publish_directory
 from storage.json_files import read_object
 from storage.runs import MODEL_FOLDER, RunPaths, hashes_file
 
@@ -206,8 +205,7 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
 def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
     if to.exists():
         raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
-    aside = to.with_name(f".{to.name}.{os.getpid()}")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = name_aside(to)
     aside.mkdir(parents=True)
     local = {str(path.resolve()).encode() for path in (Path.cwd(), Path.home(), runs_root, to.parent)} - {b"/"}
     try:

