@@ -155,6 +155,8 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"
     work = read_work(settings.runs_root, str(flow_run))
+    if work is not None and not RunPaths(settings.runs_root / work.run).root.is_dir():
+        return f"'{ended.name}' is left as it is: its run '{work.run}' was removed or renamed"
     # A run that ended before it was named gets a name here, so that its restarts are counted.
     settings = settings.model_copy(update={"run": work.run}) if work else with_run_name(settings, flow_run.hex[-8:])
     # A user may start the flow run again: each of its ends is handled, however many states report it.

@@ -189,6 +189,16 @@ def test_a_run_that_goes_on_keeps_the_job_variables_of_its_flow_run(place: Place
 
 
 @pytest.mark.system
+def test_a_run_that_was_renamed_after_its_loss_is_not_begun_anew(place: Place):
+    lost = asyncio.run(place.ended(place.settings(run="mine"), KILLED))
+    paths = place.begun("mine", steps=1)
+    noted(paths, lost)
+    paths.root.rename(place.root / "renamed")
+    assert "its run 'mine' was removed or renamed" in recover(place, lost)
+    assert asyncio.run(place.started()) == [] and not paths.root.exists()
+
+
+@pytest.mark.system
 def test_a_run_that_cannot_be_recovered_keeps_no_other_from_it(place: Place):
     removed = Place(place.root, asyncio.run(deployed(f"{place.tag}-removed", ["entente", "train"])), place.tag)
     left = [asyncio.run(removed.ended(place.settings(run=f"run-{number}"), KILLED)).id for number in range(3)]
