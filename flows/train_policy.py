@@ -28,6 +28,7 @@ from flows.build_state_cache import show_refresh
 from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import begun_run, finished_summary, open_queue, open_run
 from flows.score_policy import due, earlier_seconds, missed, run_summary, score_policy, score_scripted, score_version
+from storage.files import file_marks
 from storage.json_files import write_json
 from storage.ledger import count_run
 from storage.retention import drop_old_adapters
@@ -54,7 +55,10 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
     began = time.monotonic()
     settings, resume = begun_run(settings, resume=resume)
     settings = with_cache_version(settings, resume=resume)
+    report = settings.paths.root / "report.html"
     if resume and (summary := finished_summary(settings)) is not None:
+        if settings.telemetry.report and (file_marks(report) or (0, 0))[1] < settings.paths.summary.stat().st_mtime_ns:
+            await write_report_page(settings.paths)  # the run was killed before it did
         return summary
     async with open_run(settings, resume=resume) as resources:
         if settings.cache.from_run:
@@ -73,7 +77,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
         await show_result(settings.paths, summary)
     if settings.telemetry.report:
         await write_report_page(settings.paths)
-    await asyncio.to_thread(log.finish, settings.paths.root / "report.html")
+    await asyncio.to_thread(log.finish, report)
     return summary
 
 

@@ -1,6 +1,8 @@
 """A run that is killed, however often and whenever, goes on with --resume and ends as if nothing had happened."""
 
+import asyncio
 import json
+import os
 import random
 import signal
 import time
@@ -11,6 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
+from entente.settings.layers import settings_of
+from flows.train_policy import train_policy
 from storage.runs import RunPaths
 from tests.chaos.audit_run import audit, decisions
 from tests.shard_rows import read_rows, shard_files
@@ -118,6 +122,28 @@ def test_a_finished_run_is_not_run_again(killed, workplace):
     again = workplace.process("train", "--run", "killed", "--resume", "--json")
     assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
     assert "has done its 4 steps" in again.stderr and paths.metrics.read_bytes() == before
+
+
+def test_a_run_that_was_killed_between_summary_and_report_writes_the_report(
+    stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    report = stored_run.root / "report.html"
+    stored_run.summary.touch()
+    written = []
+
+    async def write(paths: RunPaths) -> None:
+        report.touch()
+        written.append(paths.root.name)
+
+    monkeypatch.setattr("flows.train_policy.write_report_page", write)
+    stored = settings_of(stored_run)
+    settings = stored.model_copy(update={"telemetry": stored.telemetry.model_copy(update={"report": True})})
+    for times in (1, 1):
+        asyncio.run(train_policy.fn(settings, resume=True))
+        assert len(written) == times
+    os.utime(report, (0, 0))  # of fewer steps
+    asyncio.run(train_policy.fn(settings, resume=True))
+    assert len(written) == 2
 
 
 @pytest.mark.system
