@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from entente.telemetry.errors import InputError
 from entente.telemetry.read_file import read_json_object, read_text
 from entente.training.imitation.settings import ImitationSettings
-from storage.files import durable_write, make_directory, names_in
+from storage.files import durable_write, make_directory, names_in, remove_folder
 from storage.runs import check_name
 
 _SETTINGS, _FILES = "settings.json", "files.json"
@@ -105,4 +105,4 @@ def _check_files(work: WorkFolder, folder: Path, sizes: Mapping[str, int]) -> No
 
 
 def finish(work: WorkFolder) -> None:
-    shutil.rmtree(work.root)
+    remove_folder(work.root)

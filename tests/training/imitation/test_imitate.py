@@ -217,6 +217,21 @@ def test_a_name_is_taken_once_and_what_was_begun_is_resumed_with_its_settings(tm
         work_folder(tmp_path, "../small")
 
 
+def test_a_model_whose_work_was_half_removed_by_a_kill_is_finished(tmp_path: Path, games: Path, monkeypatch: pytest.MonkeyPatch):
+    def killed(folder: Path) -> None:
+        (folder / "files.json").unlink()
+        raise KeyboardInterrupt
+
+    work = work_folder(tmp_path, "small")
+    begin(work, SMALL, games)
+    work.final.mkdir()
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        finish(work)
+    with pytest.raises(InputError, match="is finished: leave out --resume"):
+        begun_settings(work)
+
+
 @pytest.mark.system
 def test_a_kill_at_any_moment_is_resumed_by_the_command_to_the_same_bytes(entente: Entente):
     words = ["--teachers", "mover", "--games", "4", "--last-year", "1901", "--hidden", "32", "--layers", "1", "--steps", "30"]
