@@ -150,7 +150,8 @@ class Coverage:
 
 
 def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
-    """Which start groups `first .. first + count - 1` are published, by the names of their shards; sets damaged shards aside.
+    """Which start groups `first .. first + count - 1` are published, by the names of their shards; sets damaged ones aside, with
+    their phases, whose name the same rows would have again.
     Never call it for groups that a ledger names: replayed rows have the same decision ids, but not the same bytes."""
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
@@ -160,9 +161,12 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
         shard = None
         if path.exists():
             try:
-                shard = describe_shard(path, open_shard(path))
+                decisions = open_shard(path)
+                open_phases(path, decisions)  # no reader takes the ones without the others
+                shard = describe_shard(path, decisions)
             except DataError as error:
-                set_aside(path)
+                for file in (*path.parent.glob(f"{path.stem}.*.phases.arrow"), path):
+                    set_aside(file)
                 damaged.append(str(error))
         if shard is None:
             at += 1

@@ -15,7 +15,8 @@ from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.shards import open_phases, open_shard, publish_shard
+from storage.shards import coverage, open_phases, open_shard, publish_shard
+from tests.damage import flip
 
 CODE = {"code": "1f3c"}
 
@@ -124,6 +125,20 @@ def test_decisions_without_their_phases_are_set_aside(paths: RunPaths, publish: 
     index = Index(paths)
     assert index.refresh() == 0
     assert index.refused == [("p0/000000.arrow", f"{shard.phases_path} is missing.")]
+
+
+@pytest.mark.parametrize("parts", [("phases_path",), ("path", "phases_path")])
+def test_a_shard_with_damaged_phases_is_played_again_and_read(
+    paths: RunPaths, rows: Any, rng: Any, parts: tuple[str, ...]
+) -> None:
+    decisions, phases = rows.make_shard_rows(rng, range(2))
+    shard = publish_shard(paths, "p0", 0, decisions, phases, CODE)
+    for part in parts:
+        flip(getattr(shard, part))
+    covered = coverage(paths, "p0", 0, 2)
+    assert covered.missing == ((0, 2),) and "damaged" in covered.set_aside[0]
+    publish_shard(paths, "p0", 0, decisions, phases, CODE)
+    assert coverage(paths, "p0", 0, 2).missing == () and Index(paths).refresh() == len(decisions)
 
 
 @pytest.mark.parametrize("name", ["p0/000007.arrow", "other/000000.arrow"])
