@@ -29,7 +29,7 @@ from entente.prefect_server.own_server import check_client
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
-from storage.files import durable_write
+from storage.files import durable_write, file_lock
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -86,25 +86,28 @@ def up(
     if pool not in pools:
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = os.environ.get(_API, "").rstrip("/").removesuffix("/api") or f"http://127.0.0.1:{port}"
-    _check_started(f"{address}/api", pool)
-    _server(address, port)
-    os.environ[_API] = f"{address}/api"
-    moved = any(each.what == "server" and each.process() for each in _started())
-    with server_client() as client:
-        check_folder(address, [each["entrypoint"] for each in described], client.read_deployments(), moved=moved)
-        for each in pools:
-            _pool(client, each)
-        _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
-        _prefect("deploy", "--all", "--no-prompt")
-        if limit_queue(client, pool):
-            _say("limit", "one run at a time that uses the whole machine")
-        for line in apply(client) or ["all are there"]:
-            _say("automations", line)
-        flows = {flow.id: flow.name for flow in client.read_flows()}
-        deployed = client.read_deployments()
-        names = {(each.entrypoint, each.name): f"{flows[each.flow_id]}/{each.name}" for each in deployed}
-        _say("deployments", ", ".join(sorted(names.values())))
-        _worker(client, pool)
+    with file_lock(_in_prefect_home("up.lock")) as alone:
+        if not alone:
+            raise InputError("another `entente up` is at work here: wait for it")
+        _check_started(f"{address}/api", pool)
+        _server(address, port)
+        os.environ[_API] = f"{address}/api"
+        moved = any(each.what == "server" and each.process() for each in _started())
+        with server_client() as client:
+            check_folder(address, [each["entrypoint"] for each in described], client.read_deployments(), moved=moved)
+            for each in pools:
+                _pool(client, each)
+            _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
+            _prefect("deploy", "--all", "--no-prompt")
+            if limit_queue(client, pool):
+                _say("limit", "one run at a time that uses the whole machine")
+            for line in apply(client) or ["all are there"]:
+                _say("automations", line)
+            flows = {flow.id: flow.name for flow in client.read_flows()}
+            deployed = client.read_deployments()
+            names = {(each.entrypoint, each.name): f"{flows[each.flow_id]}/{each.name}" for each in deployed}
+            _say("deployments", ", ".join(sorted(names.values())))
+            _worker(client, pool)
     key, prefix = os.environ.get("PREFECT_API_AUTH_STRING"), ""
     print(f"\n{address}/dashboard")
     if key and key_file().is_file() and key_file().read_text().strip() == key:

@@ -25,6 +25,7 @@ from entente.cli import up
 from entente.prefect_server import automations
 from entente.prefect_server.automations import WHOLE_MACHINE, server_client
 from entente.telemetry.errors import InputError
+from storage.files import file_lock
 from tests.command import Entente
 from tests.players.endpoint_server import EndpointServer, a_page
 from tests.prefect_api import asker
@@ -280,6 +281,12 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
             refused = Entente(where, **environment)(*words)
             assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
             assert not (where / ".prefect" / "up.json").exists()
+
+
+def test_a_second_up_at_once_is_refused_because_it_would_replace_the_record_of_the_first(folder: Path):
+    with file_lock(folder / ".prefect" / "up.lock"):
+        refused = Entente(folder, PREFECT_API_URL="http://127.0.0.1:9/api")("up")
+    assert refused.returncode == 2 and "another `entente up` is at work here" in refused.stderr
 
 
 def test_a_server_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
