@@ -1,6 +1,7 @@
 """Writes the file of a game from another server, `runs/_games/<name>.json`; see `storage/played_games.py`."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from entente.game.board import POWERS
 from entente.game.recorded import recorded_turns
 from storage.files import durable_write, make_directory
-from storage.played_games import SavedGame, SavedTurn, game_hash, read_game
+from storage.played_games import SavedGame, SavedTurn
 
 
 def keep_game(
@@ -39,9 +40,10 @@ def keep_game(
     others = {each: f"{controllers.get(each, 'unknown')}@{address}"[:256] for each in POWERS}
     drawn = {phase: {power: value} for phase, value in probabilities.items()}
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{address}-{game}").strip("-")
+    # Different games have different names, also of one id on a server that began anew, and of two commands with a seat each.
+    which = json.dumps([address, game, power, [(turn.phase, turn.orders) for turn in turns]], sort_keys=True)
     kept = SavedGame(
-        # Different games have different names, whatever characters their ids have.
-        name=f"{plain[:40]}-{hashlib.sha256(f'{address}/{game}'.encode()).hexdigest()[:8]}",
+        name=f"{plain[:40]}-{hashlib.sha256(which.encode()).hexdigest()[:8]}",
         seats=others | {power: player},
         turns=tuple(
             SavedTurn(phase=turn.phase, orders=turn.orders, position=turn.position, probabilities=drawn.get(turn.phase, {}))
@@ -50,6 +52,6 @@ def keep_game(
     )
     make_directory(folder)
     file = folder / f"{kept.name}.json"
-    if not file.exists() or game_hash(read_game(file)) != game_hash(kept):  # else it was stored before, with its probabilities
+    if not file.exists():  # else it was stored before, with its probabilities
         durable_write(file, kept.model_dump_json().encode() + b"\n")
     return kept
