@@ -13,12 +13,14 @@ from prefect import tags
 
 from entente.evaluation.score_files import read_scores, write_score
 from entente.records.policy_version import BASE_VERSION
+from entente.settings.find_model import model_folder
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import TrainingError
 from entente.telemetry.progress import reporter
 from flows.open_run import check_inputs
 from flows.sweep import base_question, check_name_of_sweep, score_of
 from flows.train_policy import train_policy
+from storage.run_base import check_base
 from storage.runs import RunPaths
 
 
@@ -26,12 +28,14 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
     """Train the runs of a sweep that are not done; `resume` continues existing ones, including failed ones.
 
     Raises:
-        InputError: a run cannot be trained, exists without `resume`, or has other settings.
+        InputError: a run cannot be trained, exists without `resume`, or has other settings or another base model.
         TrainingError: the training of a run failed; all others are done.
     """
     for run in runs:
         check_name_of_sweep(run, name, resume=resume)
         check_inputs(run, resume=resume and run.paths.settings.exists())
+        if (model := model_folder(run, run.runs_root)) is not None:
+            check_base(run.paths, model)  # also of a run that is done: the others would be compared with it
     failed: dict[str, str] = {}
     with tags(f"sweep:{name}"), _wandb_group(name):
         for run in runs:

@@ -90,12 +90,17 @@ def model_for_plan(name: str) -> Path | None:
 
 def model_of(settings: RunSettings, runs_root: Path, run: str) -> Path:
     """Folder of the run's base model; raises InputError if it is gone, or differs from the one that the run started with."""
-    name = settings.inference.model
-    folder = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
+    folder = model_folder(settings, runs_root)
     if folder is None:
-        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: restore it")
+        raise InputError(f"the model '{settings.inference.model}' of run '{run}' is gone from this machine: restore it")
     check_base(RunPaths(runs_root / run), folder)
     return folder.resolve()
+
+
+def model_folder(settings: RunSettings, runs_root: Path) -> Path | None:
+    """None if the model is not on this machine."""
+    name = settings.inference.model
+    return find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
 
 
 def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | None:

@@ -11,6 +11,10 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows.sweep import SweepPoint, base_question, read_sweep, score_of, sweep_points, sweep_results
 from flows.train_sweep import train_sweep
+from storage.json_files import write_json
+from storage.run_base import new_base
+from storage.runs import RunPaths
+from tests.damage import flip
 
 RATES = '[settings]\n"training.learning_rate" = [1e-3, 2e-3, 4e-3]\n'
 
@@ -76,6 +80,28 @@ def test_a_run_that_exists_is_refused_with_what_a_sweep_can_do(tmp_path: Path):
         with pytest.raises(InputError, match=f"run 'rates-1' .*{said} another name than 'rates'") as refused:
             asyncio.run(train_sweep("rates", [run], resume=resume))
         assert "--run" not in str(refused.value) and "--init-from" not in str(refused.value)
+
+
+def test_a_sweep_whose_model_was_replaced_after_some_runs_is_refused(
+    tmp_path: Path, stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    trained = []
+
+    async def train(run: RunSettings, *, resume: bool) -> None:
+        trained.append(run.run)
+
+    monkeypatch.setattr("flows.train_sweep.train_policy", train)
+    (model,) = (stored_run.root.parent / "_models").iterdir()
+    (tmp_path / "model.toml").write_text(f"[inference]\nmodel = '{model}'")
+    first, second = points_of(tmp_path, f"seeds = [0, 1]\nconfig = ['{tmp_path}/model.toml']\n{RATES}")[0].runs
+    done(first, 0.5)
+    write_json(first.paths.base, new_base(first.paths, model))
+    asyncio.run(train_sweep("rates", [first, second], resume=True))
+    assert trained == ["rates-2"]
+    flip(model / "model.safetensors")
+    with pytest.raises(InputError, match="the base model of run 'rates-1' was replaced"):
+        asyncio.run(train_sweep("rates", [first, second], resume=True))
+    assert trained == ["rates-2"]
 
 
 def test_wandb_groups_the_runs_of_each_sweep_unless_the_user_groups_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
