@@ -7,7 +7,7 @@ attempt never meet phases of another. Rows are stored in batch reading order.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,10 +149,11 @@ class Coverage:
     """One sentence per damaged shard that was set aside so that its start groups can be played again."""
 
 
-def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage:
+def coverage(paths: RunPaths, producer: str, first: int, count: int, named: Collection[str] = ()) -> Coverage:
     """Which start groups `first .. first + count - 1` are published, by the names of their shards; sets damaged ones aside, with
-    their phases, whose name the same rows would have again.
-    Never call it for groups that a ledger names: replayed rows have the same decision ids, but not the same bytes."""
+    their phases, whose name the same rows would have again. `named`: shards with rows of earlier steps, which stay if only their
+    phases are damaged. Never call it for groups of a recorded step: replayed rows have the same decision ids, but not the same
+    bytes."""
     published, missing, damaged = [], [], []
     at, gap, end = first, first, first + count
     places = {number: shard_path(paths, producer, number) for number in range(first, end)}
@@ -162,7 +163,8 @@ def coverage(paths: RunPaths, producer: str, first: int, count: int) -> Coverage
         if path.exists():
             try:
                 decisions = open_shard(path)
-                open_phases(path, decisions)  # no reader takes the ones without the others
+                if f"{producer}/{path.name}" not in named:
+                    open_phases(path, decisions)  # no step selects rows without phases
                 shard = describe_shard(path, decisions)
             except DataError as error:
                 for file in (*path.parent.glob(f"{path.stem}.*.phases.arrow"), path):

@@ -23,7 +23,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
 from storage.adapters import read_adapter
-from storage.ledger import ledger_path
+from storage.ledger import ledger_path, ledgers_after
 from storage.shards import LOCAL_PRODUCER, Coverage, coverage
 from tasks.open_objects import OpenRun
 
@@ -170,7 +170,11 @@ class RolloutQueue:
         """(first group, count) of each task of a step. Skips groups that are already in shards, as after a resume."""
         if ledger_path(self._resources.paths, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
-        covered = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted)
+        named = set[str]()
+        if not self.in_step:  # earlier steps may have trained on groups of this one
+            ledgers = ledgers_after(self._resources.paths, step - 1 - self._depth)
+            named.update(name for rows in ledgers for name in rows["shard"].unique().to_pylist())
+        covered = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted, named)
         self._note_published(covered)
         size = self._groups_per_task
         return [

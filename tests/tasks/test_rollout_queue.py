@@ -8,13 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from entente.records.policy_version import BASE, PolicyVersion, TrainedStep
 from entente.rollouts.figures import Figures
 from entente.rollouts.groups import GroupRange
 from entente.telemetry.timing import Spans
-from storage.ledger import Eligible
+from storage.ledger import ROWS_SCHEMA, Eligible, write_ledger
 from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, publish_shard
 from tasks import rollout_queue
@@ -375,3 +376,15 @@ def test_a_version_that_is_scored_after_a_resume_waits_for_rollouts_of_the_one_b
             assert happened == order
 
     asyncio.run(score())
+
+
+def test_a_shard_that_an_earlier_step_trained_on_stays_though_its_phases_are_lost(field: Field, tmp_path: Path):
+    paths, other = RunPaths(tmp_path).create(), START_GROUPS + 1
+    for group in (START_GROUPS, other):
+        rows = [make_decision(random.Random(group), LOCAL_PRODUCER, start_group=group, fork=fork) for fork in range(2)]
+        publish_shard(paths, LOCAL_PRODUCER, group, rows, [], {"run": "run"}).phases_path.unlink()
+    named = f"{LOCAL_PRODUCER}/{START_GROUPS:06d}.arrow"
+    row = {each.name: (named if each.name == "shard" else "") if each.type == pa.string() else 0 for each in ROWS_SCHEMA}
+    write_ledger(paths, 1, pa.Table.from_pylist([row], ROWS_SCHEMA), {})
+    missing = [first for first, _ in queue(field, 2, paths=paths)._missing(2)]
+    assert missing == list(range(other, 2 * START_GROUPS))
