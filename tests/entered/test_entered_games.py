@@ -98,7 +98,13 @@ def test_a_game_is_a_file_of_a_played_game_with_the_others_by_account(tmp_path: 
 
 def test_a_game_of_the_same_id_or_by_another_seat_is_a_file_of_its_own(tmp_path: Path):
     one, other = (_played(seed, 6, drawn=True) for seed in (1, 2))
-    about = {"address": "league.example:8432", "controllers": CONTROLLERS, "probabilities": {}, "folder": tmp_path, "say": never}
+    about: dict[str, Any] = {
+        "address": "league.example:8432",
+        "controllers": CONTROLLERS,
+        "probabilities": {},
+        "folder": tmp_path,
+        "say": never,
+    }
     for saved, power, player in ((one, "FRANCE", "mine:v2"), (one, "GERMANY", "dumbbot"), (other, "FRANCE", "mine:v2")):
         keep_game(saved, "friday", power, player=player, **about)
     assert sorted(read_game(file).seats["GERMANY"][:4] for file in tmp_path.glob("*.json")) == ["dumb", "theo", "theo"]
