@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from entente.cli.options import AsJson, RunsRoot
+from entente.telemetry.errors import InputError
 
 
 def smoke(
@@ -35,9 +36,12 @@ def smoke(
     """
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
     from entente.cli.terminal import print_json, show_progress
+    from storage.files import file_lock
 
     job, card = plan_job(device, model, runs_root)
-    with show_progress():
+    with show_progress(), file_lock(job.folder / ".lock") as alone:
+        if not alone:
+            raise InputError(f"another command tests in '{job.folder}', and would get the jobs of this one: wait for it")
         outcome = smoke_test(job, card, only=only or ())
     _show(outcome)
     if json:

@@ -39,14 +39,16 @@ def tune(
     from entente.cli.terminal import print_json, show_progress
     from entente.reports.write_page import of_run
     from entente.settings.layers import resumed_settings
-    from storage.files import durable_write
+    from storage.files import durable_write, file_lock
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
     settings = resumed_settings(config or (), {"run": run, "runs_root": runs_root})
     folder, candidates = runs_root / TUNING_FOLDER / run, candidates_of(settings, tuning)
     toml = folder / "tuned.toml"
-    toml.unlink(missing_ok=True)
-    with show_progress():
+    with show_progress(), file_lock(folder / ".lock") as alone:
+        if not alone:
+            raise InputError(f"another command tunes run '{run}', and would get the jobs of this one: wait for it")
+        toml.unlink(missing_ok=True)
         measured, failed = asyncio.run(measure_candidates(settings, tuning, candidates, folder))
     chosen, why = choose(measured, tuning)
     rows = table_rows(candidates, measured, failed, chosen, tuning)

@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from entente.cli.smoke import smoke
 from entente.cli.tune import tune
 from entente.settings.layers import layered_settings
+from entente.telemetry.errors import InputError
+from storage.files import file_lock
 from storage.runs import RunPaths
 
 SMALL = ["--run", "first", "--max-sequences", "32", "--max-batched-tokens", "4096", "--start-groups", "2", "--rounds", "1"]
@@ -19,7 +22,6 @@ def test_the_tuned_settings_are_for_the_run_that_was_tuned(
     """A file of three settings beside no run would train the laptop preset."""
 
     async def measure(settings: Any, tuning: Any, candidates: Any, folder: Path) -> Any:
-        folder.mkdir(parents=True)
         figures = dict.fromkeys(("decisions_per_s", "tokens_per_s", "latency_ms_p99", "first_token_ms", "spread"), 0.0)
         return {candidates[0]: figures | {"cache_hit": 1.0}}, {}
 
@@ -28,6 +30,14 @@ def test_the_tuned_settings_are_for_the_run_that_was_tuned(
     tune(run="before", runs_root=root)
     command = f"entente train --run before --runs-root {root} --resume --config {root}/_tuning/before/tuned.toml"
     assert command in capsys.readouterr().out and command in (root / "_tuning/before/tuned.toml").read_text()
+
+
+def test_two_at_once_in_one_folder_are_refused_because_each_would_measure_jobs_of_the_other(stored_run: RunPaths):
+    root = stored_run.root.parent
+    with file_lock(root / "_tuning" / "before" / ".lock"), pytest.raises(InputError, match="another command tunes run 'before'"):
+        tune(run="before", runs_root=root)
+    with file_lock(root / "_smoke" / "cpu-tiny" / ".lock"), pytest.raises(InputError, match="another command tests in"):
+        smoke(device="cpu", runs_root=root)
 
 
 @pytest.mark.slow
