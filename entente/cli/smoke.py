@@ -34,10 +34,12 @@ def smoke(
 
         entente smoke --only legal-mask                   rerun one stage
     """
+    from benchmarks.smoke.job import chosen_stages
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
     from entente.cli.terminal import print_json, show_progress
     from storage.files import file_lock
 
+    chosen_stages(only or ())  # before a folder is made
     job, card = plan_job(device, model, runs_root)
     with show_progress(), file_lock(job.folder / ".lock") as alone:
         if not alone:

@@ -143,6 +143,7 @@ def test_a_flow_run_that_somebody_starts_again_continues_the_run_that_it_began(
     assert (work := read_work(settings.runs_root, "1b2c")) is not None and work.process() == "alive"
     settings.paths.settings.write_text(settings.model_dump_json())
     settings.paths.summary.write_text(f'{{"steps": {settings.steps}}}')
+    (settings.paths.root / "report.html").touch()
     assert asyncio.run(train_policy.fn(nameless))["run"] == str(settings.paths.root)
 
 
