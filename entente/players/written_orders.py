@@ -17,6 +17,7 @@ _REJECTING = re.compile(
     r"|IF|ILLEGAL|INSTEAD|INVALID|LATER|MIGHT|NEVER|NEXT|NOT|.*N'T|OPTIONS?|OTHER|OVER|PREDICT.*|PREVIOUS(LY)?|RATHER|REJECT(ED|ING|S)?"
     r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
 )
+_REASON = re.compile(r"ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING|THOUGHTS?")
 _GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|HENCE|SO|SUBMIT.*|THEREFORE|THUS")
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
 """Words directly after an order that is only mentioned."""
@@ -123,9 +124,10 @@ class _Reader:
 
     def _heading(self, line: Sequence[Lexeme]) -> None:
         """Take a line without an order as the heading of the next lines, unless it is a sentence. A line such as "Reason: it is
-        safe" rejects nothing below it, but keeps an earlier heading."""
-        rejects = line[-1].text not in _STOPS and _rejects(line)
-        self._rejects = rejects and (self._rejects or all(token.text != ":" for token in line[:-1]))
+        risky" rejects nothing below it, but keeps an earlier heading; of "Alternative: the north" the label counts."""
+        label = next((line[:at] for at, token in enumerate(line[:-1]) if token.text == ":"), line)
+        label = label if label is line else [token for token in label if not _REASON.fullmatch(token.text)]
+        self._rejects = line[-1].text not in _STOPS and _rejects(line) and (self._rejects or _rejects(label))
         self._used, self._heading_verb = False, _verb(line)
         self.written.prose_first |= not any(self.written.chosen) and any(token.kind is Token.WORD for token in line)
         for blocks in (self.written.chosen, self.written.rejected, self.written.mentioned):

@@ -275,6 +275,13 @@ def test_a_rejected_order_takes_no_place_of_an_illegal_order_or_a_build():
     assert sorted(read_answer(f"{LINES}\n\nAlternatives:\n{rejected}", LEGAL)[0]) == sorted(MOVES)
 
 
+@pytest.mark.parametrize(
+    "heading", ["Alternative: the north", "Rejected: it leaves Burgundy open", "Option 2 (risky): the north"]
+)
+def test_a_label_with_a_remark_rejects_the_orders_below_it(heading: str):
+    assert sorted(read_answer(f"{LINES}\n\n{heading}\n{REJECTED}", LEGAL)[0]) == sorted(MOVES)
+
+
 @cache
 def decisions() -> list[list[LegalOrders]]:
     """Legal orders by kind, of games that began with many fleets at sea."""
