@@ -26,7 +26,7 @@ from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from entente.reports.plots import CURVE
 from entente.reports.published_figures import Source, in_words, match_figures, measured_figures
 from entente.settings.find_model import model_of
-from entente.settings.layers import changed_settings, layered_settings, settings_of
+from entente.settings.layers import changed_settings, layered_settings, leaves, settings_of, toml_key
 from entente.telemetry.errors import InputError
 from entente.training.fetch_model import name_to_fetch
 from storage.files import durable_write, name_aside, publish_directory
@@ -174,6 +174,9 @@ def _training(source: Source) -> dict[str, Any]:
         return prompts
     changed = changed_settings(layered_settings(_PRESET), source.settings)
     settings = {name: after for name, (_, after) in changed.items()}
+    if any(name.startswith("storage.reward_weights.") for name in settings):  # a file replaces the preset's weights as a whole
+        weights = source.settings.storage.reward_weights
+        settings |= leaves({"storage": {"reward_weights": weights}}, spell=toml_key)
     settings["training.learning_rate"] = source.settings.training.learning_rate  # the default depends on the model's width
     if "inference.model" in settings:
         settings["inference.model"] = source.hub_id or _place(source.base)

@@ -345,6 +345,10 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     assert ImitationSettings.model_validate(tomllib.loads(settings)).recorded == (Path("games.jsonl"),)
     assert "22.7 % of its orders are the teacher's" in " ".join(card.split())
     source = find_version("before:v1", stored_run.root.parent)
+    assert source.settings is not None
+    blend = {"reward_weights": {"centres_gained": 1.0, "final_centres_gained": 0.5}}  # the preset has the first too
+    storage = source.settings.storage.model_copy(update=blend)
+    source = replace(source, settings=source.settings.model_copy(update={"storage": storage}))
     card = (export_adapter(source, tmp_path / "two", stored_run.root.parent) / "README.md").read_text()
     (tmp_path / "trained.toml").write_text(*re.findall(r"```toml\n(.*?)```", card, re.DOTALL))
     assert source.settings is not None
