@@ -1,8 +1,8 @@
 """Parses the order set in a model's answer, whatever its formatting, and counts its defects.
 
 Thoughts, finished or not, are no part of the answer. The last complete order set counts. If none is complete, the last order for
-each site counts, because a model may change its mind. An order below a heading that rejects it counts only where one is missing.
-The parser does not guess at illegal orders.
+each site counts, because a model may change its mind. An order below a heading such as "Next" or "If Italy waits" counts only
+where one is missing. The parser does not guess at illegal orders.
 """
 
 import re
@@ -61,7 +61,7 @@ def read_answer(text: str, legal: LegalOrders, *, cut_off: bool = False) -> tupl
     if blocks is written.chosen and not illegal and legal.kind is not OrderKind.BUILD:
         # Where orders are missing, a heading such as "If Italy waits" or "Next" has rejected nothing.
         for site, order in _last_set(written.rejected, legal)[0].chosen.items():
-            if len(orders.chosen) < legal.picks:
+            if len(orders.chosen) < legal.picks and order not in written.refused:
                 orders.chosen.setdefault(site, order)
     missing = max(0, legal.picks - len(orders.chosen) - orders.waived)
     counts = AnswerCounts(answers=1, unparsable=int(not blocks), orders=legal.picks, missing=missing, illegal=illegal)

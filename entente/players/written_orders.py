@@ -18,6 +18,7 @@ _REJECTING = re.compile(
     r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
 )
 _REASON = re.compile(r"ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING|THOUGHTS?")
+_REFUSING = re.compile(r"AVOID(ING)?|DISCARD(ED|ING)?|ILLEGAL|INVALID|NEVER|REJECT(ED|ING|S)?|RULED|WRONG")
 _GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|HENCE|SO|SUBMIT.*|THEREFORE|THUS")
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
 """Words directly after an order that is only mentioned."""
@@ -35,6 +36,8 @@ class WrittenOrders:
     """Orders that begin a clause."""
     rejected: list[Block] = field(default_factory=lambda: [[]])
     """Orders that begin a clause below a heading, or after a label, that rejects them."""
+    refused: set[str | None] = field(default_factory=set)
+    """Those of them whose heading or label means it, as "Rejected" does and "Next" does not."""
     mentioned: list[Block] = field(default_factory=lambda: [[]])
     """Legal orders within sentences that do not reject them."""
     prose_first: bool = False
@@ -55,17 +58,19 @@ class _Reader:
         self._waives = legal.kind is OrderKind.BUILD
         self._heading_verb = self._verb = ""
         """Action of the latest heading, and of a label in the line; after "Builds:" a unit alone is an order."""
-        self._rejects = self._used = False
-        """The latest heading rejects its orders; it had some."""
+        self._rejects, self._used = 0, False
+        """The latest heading rejects its orders, see `_rejects`; it had some."""
 
     def read(self, line: Sequence[Lexeme]) -> None:
         if not line:
-            self._rejects = self._rejects and not self._used
+            self._rejects *= not self._used
         rejects, ordered = self._rejects, False
         self._verb = self._heading_verb
         for clause in self._clauses(line):
             if isinstance(clause, Match):
                 (self.written.rejected if rejects else self.written.chosen)[-1].append(clause.order)
+                if rejects > 1:
+                    self.written.refused.add(clause.order)
                 ordered = self._used = True
             elif clause[-1].text == ":":
                 rejects, self._verb = _rejects(clause), _verb(clause)
@@ -127,7 +132,7 @@ class _Reader:
         risky" rejects nothing below it, but keeps an earlier heading; of "Alternative: the north" the label counts."""
         label = next((line[:at] for at, token in enumerate(line[:-1]) if token.text == ":"), line)
         label = label if label is line else [token for token in label if not _REASON.fullmatch(token.text)]
-        self._rejects = line[-1].text not in _STOPS and _rejects(line) and (self._rejects or _rejects(label))
+        self._rejects = (self._rejects or _rejects(label)) if line[-1].text not in _STOPS and _rejects(line) else 0
         self._used, self._heading_verb = False, _verb(line)
         self.written.prose_first |= not any(self.written.chosen) and any(token.kind is Token.WORD for token in line)
         for blocks in (self.written.chosen, self.written.rejected, self.written.mentioned):
@@ -154,9 +159,12 @@ def _clause_end(line: Sequence[Lexeme], start: int, follows: bool) -> int:
     return end if line[start].kind in _PROSE else start
 
 
-def _rejects(tokens: Sequence[Lexeme]) -> bool:
+def _rejects(tokens: Sequence[Lexeme]) -> int:
+    """0: not at all; 1: maybe, as "Next" or "If Italy waits"; 2: certainly."""
     words = [token.text for token in tokens]
-    return any(map(_REJECTING.fullmatch, words)) and not any(map(_GIVING.fullmatch, words))
+    if any(map(_GIVING.fullmatch, words)) or not any(map(_REJECTING.fullmatch, words)):
+        return 0
+    return 2 if any(map(_REFUSING.fullmatch, words)) else 1
 
 
 def _verb(tokens: Sequence[Lexeme]) -> str:

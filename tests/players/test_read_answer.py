@@ -266,8 +266,11 @@ def test_a_heading_rejects_no_order_of_a_unit_without_another(text: str):
     assert sorted(found) == sorted(MOVES) and counts == AnswerCounts(answers=1, orders=3)
 
 
-def test_a_rejected_order_takes_no_place_of_an_illegal_order_or_a_build():
+def test_a_rejected_order_takes_no_place_of_a_missing_or_illegal_order_or_a_build():
     assert read_answer("A PAR - SPA\nA MAR - SPA\n\nRejected:\nA PAR - PIC", LEGAL)[1].missing == 2
+    for heading in ("Rejected", "Moves to avoid", "I discarded the attack"):
+        found, counts = read_answer(f"A MAR - SPA\nF BRE - MAO\n\n{heading}:\nA PAR - BUR", LEGAL)
+        assert (found, counts.missing) == (["F BRE - MAO", "A MAR - SPA", "A PAR H"], 1)
     assert read_answer("A PAR B\n\nRejected:\nF BRE B", BUILDS)[0] == ["A PAR B", WAIVE, WAIVE]
     assert read_answer("F STP/SC D\nNext:\nA PAR D", DISBAND)[0] == ["A PAR D", "F STP/SC D"]
     assert read_answer("F STP/SC D\nA PAR D\nNext year:\nA GAS D", DISBAND)[0] == ["A PAR D", "F STP/SC D"]
