@@ -59,9 +59,10 @@ WHEELS = {
 
 
 def name_to_fetch(folder: Path) -> str:
-    """Its key in `WHEELS`; empty if it came from elsewhere."""
+    """Its key in `WHEELS`; empty if it came from elsewhere, or is a published model, whose recipe keeps that of its base."""
     recipe = read_object(folder / RECIPE) if (folder / RECIPE).is_file() else {}
-    return next((name for name, wheel in WHEELS.items() if recipe.get("wheel") == wheel.release), "")
+    wheel = recipe.get("wheel") if "files" not in recipe else ""
+    return next((name for name, each in WHEELS.items() if wheel == each.release), "")
 
 
 def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | None = None) -> Path:

@@ -39,6 +39,7 @@ from entente.reports import publish as publishing
 from entente.reports.publish import export_adapter, find_model, find_version, publish_model
 from entente.settings.layers import changed_settings, layered_settings
 from entente.telemetry.errors import DataError, InputError
+from entente.training.fetch_model import WHEELS, name_to_fetch
 from entente.training.imitation.settings import ImitationSettings
 from storage.runs import RunPaths
 from tests.chat_models import set_config
@@ -305,10 +306,11 @@ def test_a_version_of_a_fetched_base_has_a_card_that_says_nothing_of_how_the_bas
     source = find_version("before:v2", stored_run.root.parent)
     base = shutil.copytree(source.base, tmp_path / "fetched")
     made = json.loads((base / "recipe.json").read_text())
-    (base / "recipe.json").write_text(json.dumps({"wheel": "somebody's 1.0", "licence": "Apache-2.0"}))
+    (base / "recipe.json").write_text(json.dumps({"wheel": WHEELS["smollm2"].release, "licence": "Apache-2.0"}))
     to = publish_model(replace(source, base=base), tmp_path / "models" / "two", stored_run.root.parent)
     recipe = json.loads((to / "recipe.json").read_text())
-    assert (recipe["wheel"], recipe["parameters"]) == ("somebody's 1.0", made["parameters"])
+    assert (recipe["wheel"], recipe["parameters"]) == (WHEELS["smollm2"].release, made["parameters"])
+    assert (name_to_fetch(base), name_to_fetch(to)) == ("smollm2", ""), "an adapter on the version comes with its base"
     card = (to / "README.md").read_text()
     assert "games between" not in card and "imitation steps" not in card and "stored as float32" in card
 
