@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import shorten
 from storage.files import write_output
-from storage.runs import RunPaths
 
 _HERE = Path(__file__).parent
 LONGEST_CELL, LONGEST_TEXT = 300, 20_000
@@ -51,8 +50,7 @@ def per_cent(share: float) -> str:
 def write_page(file: Path, html: str, what: str = "page") -> None:
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the {what} to: make it, or name another with --output")
-    in_run = RunPaths(file.parent).settings.exists()  # a link in the folder of a copied run may name any file
-    write_output(file, html.encode(), follow=not in_run)
+    write_output(file, html.encode(), follow=False)  # a link in the folder of a copied run may name any file
 
 
 def root_flag(runs_root: Path) -> str:

@@ -7,14 +7,12 @@ import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from entente.cli.commands import command_line
 from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset, preset_trees
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import FactsReader, read_facts
-from entente.reports.write_page import write_page
 from entente.settings.layers import settings_of
 from entente.telemetry.stages import STAGES
 from entente.view.live_run import run_mark
@@ -187,18 +185,6 @@ def test_a_page_that_stays_open_has_no_rows_of_a_run_that_was_removed_and_begun_
         shutil.rmtree(folder)
     facts = reader.whole()
     assert facts.rows and not facts.rows.decisions and not facts.curve
-
-
-def test_a_link_that_a_user_names_stays_one_and_one_in_a_run_s_folder_is_not_followed(tmp_path: Path):
-    """/dev/stdout is a link too; a copied run may have a link to any file."""
-    file, run = tmp_path / "file", RunPaths(tmp_path / "run")
-    run.root.mkdir()
-    run.settings.touch()
-    for link, stays in ((tmp_path / "link", True), (run.root / "report.html", False)):
-        file.write_text("before")
-        link.symlink_to(file)
-        write_page(link, "page")
-        assert (link.is_symlink(), file.read_text(), link.read_text()) == (stays, "page" if stays else "before", "page")
 
 
 def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
