@@ -103,13 +103,13 @@ def durable_write(path: Path, content: bytes | Callable[[BinaryIO], object]) -> 
     sync_directory(path.parent)
 
 
-def write_output(path: Path, content: bytes | Callable[[BinaryIO], object], *, follow: bool = True) -> None:
-    """Write a file that a user names, whole or not at all. A pipe or terminal stays one, and with `follow` a link too."""
+def write_output(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
+    """Write a file that a user names, whole or not at all. A link, pipe or terminal stays one."""
     if path.is_fifo() or path.is_char_device():
         with path.open("wb") as file:
             file.write(content) if isinstance(content, bytes) else content(file)
     else:
-        durable_write(path.resolve() if follow else path, content)
+        durable_write(path.resolve(), content)
 
 
 def write_measured(path: Path, content: bytes | BinaryIO) -> dict[str, int | str]:

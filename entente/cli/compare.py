@@ -39,8 +39,9 @@ def compare(
 
 
 def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None = None) -> "tuple[Compared, Path]":
-    from entente.reports.compare_page import write_comparison
+    from entente.reports.compare_page import html_of
     from entente.reports.compared import compare_runs
+    from entente.reports.write_page import write_page
     from storage.runs import RunPaths
 
     names = [name for words in names for name in words.split(",") if name]
@@ -48,9 +49,8 @@ def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None =
     if len(chosen) == 1 and len(names) > 1:
         raise InputError(f"run '{chosen[0]}' is named {len(names)} times: name another run to compare it with")
     comparison = compare_runs([RunPaths(runs_root / name) for name in chosen])
-    file = output or runs_root / chosen[0] / _page_name(chosen[1:])
-    write_comparison(comparison, file, runs_root)
-    return comparison, file
+    default = runs_root / chosen[0] / _page_name(chosen[1:])
+    return comparison, write_page(output, default, html_of(comparison, runs_root))
 
 
 def _page_name(others: list[str]) -> str:

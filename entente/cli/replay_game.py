@@ -40,8 +40,9 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
-    from entente.reports.replay_page import write_replay
+    from entente.reports.replay_page import replay_html
     from entente.reports.replayed import read_game
+    from entente.reports.write_page import write_page
     from entente.settings.find_model import model_or_none
     from entente.settings.layers import settings_of
     from storage.runs import RunPaths
@@ -56,9 +57,8 @@ def replay(
         return
     model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
     replayed = read_game(paths, game, model, settings.storage)
-    file = output or paths.root / f"replay-{replayed.game.name.replace('/', '-')}.html"
-    write_replay(replayed, file, runs_root)
-    show_page(file, open=open)
+    default = paths.root / f"replay-{replayed.game.name.replace('/', '-')}.html"
+    show_page(write_page(output, default, replay_html(replayed, runs_root), "replay"), open=open)
 
 
 def _list(paths: "RunPaths", last: int) -> None:

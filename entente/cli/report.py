@@ -49,9 +49,10 @@ def report(
 
 
 def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
-    from entente.reports.page import Surroundings, write_report
+    from entente.reports.page import Surroundings, html_of
     from entente.reports.run_facts import read_facts
+    from entente.reports.write_page import write_page
 
-    facts, file = read_facts(paths), output or paths.root / "report.html"
-    write_report(facts, file, Surroundings(paths=paths))
-    return facts, file
+    facts = read_facts(paths)
+    html = html_of(facts, Surroundings(paths=paths))
+    return facts, write_page(output, paths.root / "report.html", html, "report")

@@ -11,11 +11,7 @@ from entente.reports import plots, sentences
 from entente.reports.compared import TOTALS, Compared
 from entente.reports.read_run import value_text
 from entente.reports.run_facts import RunFacts
-from entente.reports.write_page import page_template, write_page
-
-
-def write_comparison(comparison: Compared, file: Path, runs_root: Path) -> None:
-    write_page(file, html_of(comparison, runs_root))
+from entente.reports.write_page import page_template
 
 
 def html_of(comparison: Compared, runs_root: Path, **live: Any) -> str:

@@ -21,7 +21,7 @@ from entente.reports.drawing import stand_alone
 from entente.reports.explain import explain_run
 from entente.reports.read_run import different, value_text
 from entente.reports.run_facts import RowFacts, RunFacts
-from entente.reports.write_page import Link, of_run, page_template, part, write_page
+from entente.reports.write_page import Link, of_run, page_template, part
 from entente.settings.layers import layered_settings, leaves, preset_names
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
@@ -48,10 +48,6 @@ class Surroundings:
     link: Link | None = None
     """Of a live page; None in a file."""
     key: str = ""
-
-
-def write_report(facts: RunFacts, file: Path, around: Surroundings) -> None:
-    write_page(file, html_of(facts, around), "report")
 
 
 def html_of(facts: RunFacts, around: Surroundings) -> str:

@@ -13,14 +13,10 @@ from entente.game.render import COLOURS, draw_empty_map, mix_colours
 from entente.game.sketch_map import COASTS, HEIGHT, LAND, SEA, WIDTH, place
 from entente.game.snapshot import POWERS
 from entente.reports.replayed import ReplayedGame, ShownOrder, ShownPhase
-from entente.reports.write_page import of_run, page_template, write_page
+from entente.reports.write_page import of_run, page_template
 from entente.telemetry.progress import shown
 
 _DIGITS = 6
-
-
-def write_replay(game: ReplayedGame, file: Path, runs_root: Path) -> None:
-    write_page(file, replay_html(game, runs_root), "replay")
 
 
 def replay_html(

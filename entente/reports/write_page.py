@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from entente.telemetry.errors import InputError
 from entente.telemetry.progress import shorten
-from storage.files import write_output
+from storage.files import durable_write, write_output
 
 _HERE = Path(__file__).parent
 LONGEST_CELL, LONGEST_TEXT = 300, 20_000
@@ -47,10 +47,14 @@ def per_cent(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def write_page(file: Path, html: str, what: str = "page") -> None:
+def write_page(output: Path | None, default: Path, html: str, what: str = "page") -> Path:
+    """Write to the file that a user names, else to `default` in a run's folder; returns which."""
+    file = output or default
     if not file.parent.is_dir():
         raise InputError(f"there is no folder '{file.parent}' to write the {what} to: make it, or name another with --output")
-    write_output(file, html.encode(), follow=False)  # a link in the folder of a copied run may name any file
+    # In the folder of a copied run a link may name any file, and a pipe would wait for a reader.
+    (write_output if output else durable_write)(file, html.encode())
+    return file
 
 
 def root_flag(runs_root: Path) -> str:

@@ -1,18 +1,21 @@
 """Claims about the page of a run: its figures are the run's own, it stands alone, and it says what is missing."""
 
 import json
+import os
 import random
 import re
 import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from entente.cli.commands import command_line
 from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.page import closest_preset, preset_trees
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import FactsReader, read_facts
+from entente.reports.write_page import write_page
 from entente.settings.layers import settings_of
 from entente.telemetry.stages import STAGES
 from entente.view.live_run import run_mark
@@ -236,3 +239,15 @@ def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_
     for trouble in ("The track of strength is left out", "Matches are left out"):
         assert trouble in page.text
     assert "Strength by policy version" not in page.text and "+0." in page.text
+
+
+def test_a_page_in_a_run_s_folder_replaces_a_link_or_pipe_there_and_a_link_that_a_user_names_stays(tmp_path: Path):
+    pipe, link, named = (tmp_path / name for name in ("pipe.html", "link.html", "named.html"))
+    os.mkfifo(pipe)
+    os.mkfifo(tmp_path / "target")
+    link.symlink_to("target")
+    for default in (pipe, link):
+        assert write_page(None, default, "page") == default and default.is_file() and not default.is_symlink()
+    named.symlink_to("other")
+    assert write_page(named, pipe, "mine") == named and named.is_symlink()
+    assert ((tmp_path / "other").read_text(), pipe.read_text()) == ("mine", "page")
