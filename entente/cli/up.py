@@ -29,7 +29,7 @@ from entente.prefect_server.own_server import check_client
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
-from storage.files import durable_write, file_lock
+from storage.files import check_writable, durable_write, file_lock
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -86,6 +86,7 @@ def up(
     if pool not in pools:
         raise InputError(f"no deployment of prefect.yaml names work pool '{pool}': choose {' or '.join(pools)} with --pool")
     address = os.environ.get(_API, "").rstrip("/").removesuffix("/api") or f"http://127.0.0.1:{port}"
+    check_writable(_in_prefect_home(""), "PREFECT_HOME")
     with file_lock(_in_prefect_home("up.lock")) as alone:
         if not alone:
             raise InputError("another `entente up` is at work here: wait for it")

@@ -277,6 +277,7 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
             (f"port {port} is in use by something other than a Prefect server", folder, ("up", "--port", port), {}),
             ("no Prefect server answers at PREFECT_API_URL", folder, ("up",), {"PREFECT_API_URL": "http://127.0.0.1:9/api"}),
             ("no deployment of prefect.yaml names work pool 'gpu': choose local", folder, ("up", "--pool", "gpu"), {}),
+            ("is not a folder: name another one with PREFECT_HOME", folder, ("up",), {"PREFECT_HOME": "prefect.yaml"}),
         ]:
             refused = Entente(where, **environment)(*words)
             assert refused.returncode == 2 and said in refused.stderr and len(refused.stderr.splitlines()) == 1
