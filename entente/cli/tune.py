@@ -59,7 +59,8 @@ def tune(
         print_json({"why": why, "chosen": chosen and chosen.values | dict(measured[chosen]), "rows": rows})
     if chosen is None:
         raise InputError(why) if measured else EngineError(f"{why}: {next(iter(failed.values())).why}")
-    use = f"entente train {of_run(run, runs_root)} --resume --config {shlex.quote(str(toml))}"
+    files = " ".join(f"--config {shlex.quote(str(file))}" for file in (*(config or ()), toml))
+    use = f"entente train {of_run(run, runs_root)} --resume {files}"
     durable_write(toml, tuned_toml(chosen, [use, f"on the machine where it was measured: {why}"]).encode())
     if not json:
         print(f"\n{why}\nuse them: {use}")

@@ -27,8 +27,9 @@ def test_the_tuned_settings_are_for_the_run_that_was_tuned(
 
     monkeypatch.setattr("benchmarks.tune_engine.measure_candidates", measure)
     root = stored_run.root.parent
-    tune(run="before", runs_root=root)
-    command = f"entente train --run before --runs-root {root} --resume --config {root}/_tuning/before/tuned.toml"
+    (more := root / "more.toml").write_text("inference.kv_cache_gib = 2\n")  # the candidates were measured with it
+    tune(run="before", config=[more], runs_root=root)
+    command = f"entente train --run before --runs-root {root} --resume --config {more} --config {root}/_tuning/before/tuned.toml"
     assert command in capsys.readouterr().out and command in (root / "_tuning/before/tuned.toml").read_text()
 
 
