@@ -46,5 +46,5 @@ def _compare(paths: RunPaths, model: Path, now: Mapping[str, str]) -> None:
         others = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise InputError(
             f"the base model of run '{paths.root.name}' was replaced in '{model}' ({changed[0]}{others}), and the run's adapters "
-            "do not work with other weights: restore it, or start a new run"
+            "were trained with the former one: restore it, or start a new run"
         )

@@ -48,7 +48,7 @@ def test_a_base_that_ends_its_orders_with_another_token_is_refused_if_the_run_wr
     by_this_release, by_an_earlier_one = form_hashes(model), base_hashes(model)
     (model / "generation_config.json").write_text('{"eos_token_id": 5}')
     stored_run.base.write_text(json.dumps(by_this_release))
-    with pytest.raises(InputError, match=r"\(end tokens\)"):
+    with pytest.raises(InputError, match=r"\(end tokens\), and the run's adapters were trained with the former one"):
         resumed_base(stored_run, model)
     stored_run.base.write_text(json.dumps(by_an_earlier_one))
     check_base(stored_run, model)
