@@ -186,7 +186,7 @@ def _json(file: Path, troubles: list[str]) -> dict[str, Any] | None:
 
 def _alerts(file: Path) -> list[str]:
     sentences = []
-    for line in file.read_text().splitlines() if file.is_file() else ():
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
         try:
             alert = json.loads(line)
             sentences.append(f"alert ({alert['name']}): {alert['sentence']}")

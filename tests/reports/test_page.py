@@ -228,7 +228,8 @@ def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_
     base = read_score(run_folder, "base")
     assert base is not None
     write_score(run_folder, replace(base, label=track_label(1), policy_version=1))
-    run_folder.alerts.write_text('{"name": "zero_std", "sentence": "first, step 1: all returns are equal"}\n{"cut')
+    alert = b'{"name": "zero_std", "sentence": "first, step 1: all returns are equal"}'
+    run_folder.alerts.write_bytes(b"\xff\n" + alert + b'\n{"cut')
     page = page_of(run_folder)
     assert [point.version for point in read_facts(run_folder).track] == [0, 1, 2]
     assert "Strength by policy version" in page.text and "alert (zero_std): first, step 1: all returns are equal" in page.text
