@@ -3,6 +3,7 @@
 Their state is in files: if one dies, the calls in progress fail, and the next call starts new ones."""
 
 import asyncio
+import errno
 import multiprocessing
 import signal
 import threading
@@ -62,9 +63,8 @@ class ProcessPool:
         try:
             return ProcessPoolExecutor(self.size, mp_context=spawn, initializer=_begin)
         except OSError as error:
-            raise EngineError(
-                f"worker processes cannot start ({error.strerror}): their semaphores need a writable /dev/shm"
-            ) from error
+            needs = "more open files (ulimit -n)" if error.errno == errno.EMFILE else "a writable /dev/shm for semaphores"
+            raise EngineError(f"worker processes cannot start ({error.strerror}): they need {needs}") from error
 
 
 def _begin() -> None:

@@ -95,10 +95,11 @@ def test_a_search_finds_a_set_that_nobody_proposed(autumn: DecisionRequest):
     assert set(found.visits) == {SCENARIOS}, "a change that was dropped early is left out"
 
 
-def test_a_machine_without_semaphores_is_named(monkeypatch: pytest.MonkeyPatch):
-    refuses = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
+@pytest.mark.parametrize(("code", "cure"), [(errno.EROFS, "a writable /dev/shm"), (errno.EMFILE, "more open files")])
+def test_a_machine_without_semaphores_is_named(monkeypatch: pytest.MonkeyPatch, code: int, cure: str):
+    refuses = Mock(side_effect=OSError(code, os.strerror(code)))
     monkeypatch.setattr("entente.telemetry.process_pool.ProcessPoolExecutor", refuses)
-    with pytest.raises(EngineError, match="/dev/shm"):
+    with pytest.raises(EngineError, match=cure):
         ProcessPool(2)
 
 
