@@ -19,10 +19,9 @@ from cyclopts import Parameter
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from rich.markup import escape
 from rich.table import Table
 
-from entente.cli.terminal import output_console, print_json
+from entente.cli.terminal import cell, output_console, print_json
 from entente.telemetry.machine import free_memory, usable_cores
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def doctor(
     else:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         for each in findings:
-            text = escape(each.sentence) + (f"\n→ {escape(each.cure)}" if each.cure else "")
-            table.add_row(f"[{_COLOURS[each.state]}]{each.state}[/]", each.name, text)
+            text = each.sentence + (f"\n→ {each.cure}" if each.cure else "")
+            table.add_row(f"[{_COLOURS[each.state]}]{each.state}[/]", each.name, cell(text, keep="\n"))
         output_console(_COLUMNS).print(table)
         print(verdict(findings))
     if wrong:

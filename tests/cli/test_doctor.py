@@ -39,6 +39,11 @@ def test_a_sound_environment_is_ready_and_nothing_is_written(entente):
     assert list(entente.folder.iterdir()) == []
 
 
+def test_a_long_path_is_shown_whole(entente):
+    folder = "/proc/" + "long/" * 30
+    assert folder.rstrip("/") in "".join(entente("doctor", "--runs-root", folder).stdout.split())
+
+
 def test_a_python_without_docstrings_is_told(entente):
     done = entente.process("doctor", "--json", PYTHONOPTIMIZE="2")
     (found,) = (each for each in json.loads(done.stdout)["checks"] if each["state"] == "problem")
