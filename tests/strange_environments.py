@@ -1,7 +1,8 @@
 """Runs `make test` in strange environments, one after another: what machines of others have, and this one has not.
 
 Each changes what a process inherits, or works in a copy of the tree. The working tree is never changed. The exit code is 0 if the
-tests are green in each. CI takes one for each commit, by its hash.
+tests are green in each. CI takes one for each commit, by its hash. Variables that programs read are not among them, since
+tests/plain_environment.py unsets them: tests/test_strange.py runs commands with those.
 """
 
 import argparse
@@ -23,11 +24,6 @@ from typing import Any
 from entente.telemetry.vllm_environment import FOLDER
 from tests.mutations.mutate import ROOT, copy_tree
 
-_NOWHERE = "http://127.0.0.1:9"
-"""Nobody listens there."""
-_PROXIES = {
-    name: _NOWHERE for scheme in ("http", "https", "all", "ftp") for name in (f"{scheme}_proxy", f"{scheme}_PROXY".upper())
-}
 _NOBODY = 65534
 
 
@@ -59,18 +55,10 @@ def _one_core() -> None:
 
 
 _OLD_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "OPENBLAS_CORETYPE": "Nehalem"}
-_TERMINAL = {"COLUMNS": "40", "LINES": "10", "TERM": "dumb", "LC_ALL": "C", "LANG": "C", "NO_COLOR": "1"}
-_SERVICES = {"PREFECT_API_URL": f"{_NOWHERE}/api", "PREFECT_FLOWS_DEFAULT_RETRIES": "3", "WANDB_MODE": "nonsense"}
-_PYTHON = {"PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "7"}
 _WAITING = "tests/inference tests/rollouts tests/tasks tests/telemetry tests/training/test_process.py"
 """Where tests wait for threads and processes: all of them would take half an hour on half a core."""
 
 ENVIRONMENTS = {
-    "proxy": Environment(meaning="proxy variables that name a proxy which is away", variables=_PROXIES),
-    "terminal": Environment(meaning="a terminal of 40 columns that can do nothing, in the C locale", variables=_TERMINAL),
-    "services": Environment(meaning="a dead PREFECT_API_URL, retries of all flows, a wrong WANDB_MODE", variables=_SERVICES),
-    "python": Environment(meaning="PYTHON* variables and a number of threads", variables=_PYTHON),
-    "zone": Environment(meaning="a time zone 14 hours ahead", variables={"TZ": "Pacific/Kiritimati"}),
     "umask": Environment(meaning="files that nobody else may read (umask 077)", umask=0o077),
     "files": Environment(meaning="256 open files at most", prepare=_few_files),
     "cpu": Environment(meaning="the instruction set of an old CPU", variables=_OLD_CPU),
@@ -171,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     described = "\n".join(f"  {name:10}{each.meaning}" for name, each in ENVIRONMENTS.items())
     parser = argparse.ArgumentParser(
         prog="tests/strange",
-        description=f"{__doc__}\nenvironments:\n{described}\n\nARGS='-k loss' tests/strange proxy   passes options on to pytest",
+        description=f"{__doc__}\nenvironments:\n{described}\n\nARGS='-k loss' tests/strange umask   passes options on to pytest",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="environments, in this order; all without a name")

@@ -1,6 +1,8 @@
-"""The strange environments reach `make test`, and what a machine has set does not reach the tests."""
+"""The strange environments reach `make test`; what a machine has set reaches the commands, and not the tests."""
 
+import contextlib
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.runs import RunPaths
 from tests import strange_environments
 from tests.conftest import in_turn
 from tests.plain_environment import PLAIN, is_read
@@ -64,12 +67,12 @@ def test_a_copy_in_a_strange_folder_is_what_is_tested_there(tree: Path):
 
 
 def test_red_tests_are_the_exit_code(tree: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
-    assert main(["zone", "umask"]) == 0
+    assert main(["files", "umask"]) == 0
     monkeypatch.setenv("ARGS", "red")
-    assert main(["zone", "umask"]) == 1
+    assert main(["files", "umask"]) == 1
     assert re.findall(r"== '(\w+)': (\w+)", capfd.readouterr().out) == [
-        *(("zone", "green"), ("umask", "green")),
-        *(("zone", "RED"), ("umask", "RED")),
+        *(("files", "green"), ("umask", "green")),
+        *(("files", "RED"), ("umask", "RED")),
     ]
 
 
@@ -89,9 +92,9 @@ def test_six_commits_in_turn_run_every_test_once():
 
 def test_a_wrong_name_is_refused_with_the_right_ones(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
-        main(["poxy"])
+        main(["unmask"])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and [name for name in ("poxy", *ENVIRONMENTS) if name not in said] == []
+    assert ended.value.code == 2 and [name for name in ("unmask", *ENVIRONMENTS) if name not in said] == []
 
 
 def test_no_variable_that_a_program_reads_comes_from_the_machine():
@@ -102,3 +105,48 @@ def test_no_variable_that_a_program_reads_comes_from_the_machine():
     child = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
     assert {f"{name}={value}" for name, value in PLAIN.items()} <= set(child.splitlines())
     assert "_PROXY" not in "".join(os.environ).upper()
+
+
+NOWHERE = "http://127.0.0.1:9"
+VARIABLES = {
+    "terminal": {
+        **{"COLUMNS": "40", "LINES": "10", "TERM": "dumb", "NO_COLOR": "1"},
+        **{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},  # without these two Python would write UTF-8
+    },
+    "services": {"PREFECT_API_URL": f"{NOWHERE}/api", "PREFECT_FLOWS_DEFAULT_RETRIES": "3", "WANDB_MODE": "nonsense"},
+    "machine": {
+        **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE),
+        **{"PYTHONHASHSEED": "7", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "7"},
+        "TZ": "Pacific/Kiritimati",
+    },
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", VARIABLES)
+def test_commands_in_a_strange_terminal_say_all_that_they_say_elsewhere(stored_run: RunPaths, name: str):
+    def said(*words: str) -> tuple[int, str]:
+        """The exit code, and what the terminal got, without colours and line breaks."""
+        terminal, theirs = pty.openpty()
+        command, read = [sys.executable, "-m", "entente.cli.main", *words, "--runs-root", "."], b""
+        where = {"cwd": stored_run.root.parent, "env": os.environ | VARIABLES[name]}
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, **where) as process:
+            os.close(theirs)
+            with contextlib.suppress(OSError):  # the command has ended
+                while True:
+                    read += os.read(terminal, 1 << 16)
+        os.close(terminal)
+        text = re.sub(r"\x1b\[[0-9;]*m", "", read.decode("ascii" if name == "terminal" else "utf-8"))
+        return process.returncode, " ".join(text.split())
+
+    code, doctor = said("doctor")
+    if name == "services":
+        assert code == 1 and f"no Prefect server answers at {NOWHERE}/api" in doctor and "not ready: 1 problem" in doctor
+    else:
+        assert code == 0 and doctor.endswith("ready: a run can start")
+    code, plan = said("train", "--dry-run")
+    assert code == 0 and "steps 20 forks 1,280" in plan and plan.endswith("nothing was started, nothing was written")
+    code, runs = said("runs")
+    assert code == 0 and "before complete 2 of 2" in runs
+    code, rows = said("sql", "select chr(233) || count(*) from decisions", "--run", "before")
+    assert code == 0 and ("\\xe932" if name == "terminal" else "é32") in rows

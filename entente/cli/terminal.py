@@ -91,7 +91,7 @@ def show_plan(plan: dict[str, Any], *, json: bool) -> None:
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
-    table.add_column(f"entente {plan['command']}", no_wrap=True)
+    table.add_column(f"entente {plan['command']}")
     table.add_column(overflow="fold")
     for section, rows in plan.items():
         if section != "command":
