@@ -103,8 +103,8 @@ def test_on_a_card_the_steps_and_the_recommended_run_train_the_model_of_the_job_
     ],
 )
 def test_whatever_a_stage_does_is_a_result(job: Job, monkeypatch: pytest.MonkeyPatch, outcome: Any, expected: dict[str, Any]):
-    def stage(job: Job) -> StagePass:
-        assert job == job
+    def stage(handed: Job) -> StagePass:
+        assert handed == job
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
