@@ -74,7 +74,7 @@ def _show_rows(rows: list[dict[str, str]]) -> None:
     table = Table(box=None, padding=(0, 1, 0, 0))
     for heading in rows[0]:
         is_text = heading in ("candidate", "note")
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=heading != "note")
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*row.values(), style="bold" if row["note"] == "chosen" else None)
     output_console(180).print(table)

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from benchmarks.tune_engine import COLUMNS
 from entente.cli.smoke import smoke
-from entente.cli.tune import tune
+from entente.cli.tune import _show_rows, tune
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from storage.files import file_lock
@@ -52,3 +54,10 @@ def test_a_grid_ends_with_settings_that_a_run_takes(trained: Any, workplace: Any
     assert layered_settings("laptop", [workplace.folder / "small.toml", tuned]).inference.max_batched_tokens == 4096
     again = workplace.process("bench", "tune", *SMALL, "--max-latency-ms", "0.001", timeout=600)
     assert again.returncode == 2 and "exceeds max_latency_ms 0" in again.stderr and not tuned.exists()
+
+
+def test_a_narrow_terminal_cuts_no_figure_and_no_note(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("entente.cli.terminal.output_console", lambda columns: Console(width=80))
+    _show_rows([{"candidate": "max_sequences 256, kv_cache_gib 12.5"} | dict.fromkeys(COLUMNS, "123,456.7") | {"note": "misses"}])
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "misses" in printed
