@@ -14,7 +14,7 @@ import numpy as np
 from entente.decoding.codec import Codec
 from entente.decoding.prompt_form import PromptForm
 from entente.decoding.table_builder import TableBuilder
-from entente.decoding.thinking import thinking_of
+from entente.decoding.thinking import thinking_of, thought_length
 from entente.game.board import Board
 from entente.game.legal import LegalOrders
 from entente.game.prompts import ANSWER_CUE, DEFAULT_PROMPTS, PromptSettings, board_text, power_text
@@ -92,8 +92,9 @@ class Sampled:
 
     @property
     def probability(self) -> float:
-        """Probability of the completion, after the legal mask and temperature."""
-        return math.exp(float(np.sum(self.generation.logprobs)))
+        """Probability of the orders given the thought, if any, after the legal mask and temperature."""
+        thought = thought_length(self.legal_ids, self.legal_offsets)
+        return math.exp(float(np.sum(self.generation.logprobs[thought:])))
 
 
 class Decider(Protocol):

@@ -12,10 +12,10 @@ import pytest
 
 from entente.decoding.codec import Codec
 from entente.decoding.open_set import set_size
-from entente.game.board import POWERS
+from entente.game.board import POWERS, Board
 from entente.game.prompts import PromptSettings, rules_text
 from entente.players.opponents import POLICY
-from entente.players.policy import PolicyPlayer, Tokens
+from entente.players.policy import DecisionRequest, PolicyPlayer, Tokens
 from entente.records.rows import Generation, GenerationRequest
 from entente.rollouts.figures import rollout_figures
 from entente.rollouts.fork import PlayedFork
@@ -108,6 +108,19 @@ def test_published_rows_pass_the_checks_and_give_the_figures_of_thoughts(
     assert figures["rollout/thought_truncated_share"] == len(forced) / len(decisions_of(played))
     assert work["forced_tokens"] == sum(int((np.diff(row.legal_offsets) == 1).sum()) for row in decisions_of(played))
     assert not [name for name in figures_of((rollout_figures(found, 2),), NONE) if "thought" in name], "absent, not zero"
+
+
+def test_the_probability_of_an_order_set_leaves_out_the_thought(thinker: Tokens):
+    """Oracle: of orders that are drawn uniformly."""
+    board = Board.start()
+    legal = board.legal_orders()["FRANCE"]
+    request = DecisionRequest(
+        game="g", rng_name="g", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="start"
+    )
+    sampled = asyncio.run(PolicyPlayer(UniformEngine(), thinker).sample(request))
+    sizes = [set_size(sampled.legal_ids[begin:end]) for begin, end in pairwise(sampled.legal_offsets.tolist())]
+    assert sizes[0] == thinker.codec.vocabulary_size - 1
+    assert sampled.probability == pytest.approx(1 / math.prod(sizes[BUDGET:]), rel=1e-4)
 
 
 def test_a_rehearsal_counts_the_thought(thinker: Tokens, tokens: Tokens, positions: Any):
