@@ -7,7 +7,7 @@ only. Text that it prints of an answer contains neither the key nor terminal con
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import aiohttp
 
@@ -40,7 +40,7 @@ class Reply:
     cut_off: bool = False
     failed: str = ""
     tokens: int
-    """Tokens of prompt and answer, reported by the endpoint or estimated."""
+    """Tokens of prompt and answer, reported by the endpoint or estimated, with the prompts of tries that failed."""
 
 
 class _Fault(Exception):
@@ -89,7 +89,7 @@ class EndpointClient:
                         f"{self.endpoint.name} reached endpoint.answer_tokens {self._settings.answer_tokens} before an answer "
                         "ended; an unfinished thought counts as no answer: raise the limit"
                     )
-                return reply
+                return replace(reply, tokens=reply.tokens + wasted)
         self._failures += 1
         text = f"{self.endpoint.name} gave no answer in {'one try' if tries == 1 else f'{tries} tries'}: {fault}"
         if fault.gone or not self._has_answered or self._failures >= LOST_AFTER:

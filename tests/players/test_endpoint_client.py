@@ -101,7 +101,9 @@ def test_tokens_that_nobody_can_believe_are_estimated(tokens):
 def test_a_fault_is_tried_again(fault: Behaviour):
     with EndpointServer(in_turn(fault, chats)) as server:
         (reply,) = asked(server.player)
-    assert reply.text.startswith("I would") and len(server.requests) == 2
+        (whole,) = asked(server.player)
+    assert reply.text.startswith("I would") and len(server.requests) == 3
+    assert reply.tokens > whole.tokens, "the budget counts the prompt of the first try too"
 
 
 def test_a_request_that_fails_with_all_retries_has_no_answer_and_a_reason_and_the_next_is_asked(caplog):
