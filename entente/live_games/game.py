@@ -167,16 +167,20 @@ class PlayedGame:
         await self.keep()
 
     async def hint(self, power: str, player: str, revision: int) -> Choice:
-        """The order set that `player` would choose. Raises StaleError, InputError (nothing to order, no such player),
-        EngineError, DataError."""
+        """The order set that `player` would choose. Raises StaleError, also if the game moves on meanwhile; InputError
+        (nothing to order, no such player), EngineError, DataError."""
         self._check(revision)
         if player not in self._players.names:
             raise InputError(f"there is no player '{player}' here: choose among {', '.join(self._players.names)}")
         if power not in self.board.legal_orders():
             raise InputError(f"{power} has nothing to order in {self.board.phase}")
-        request = self._request(power, "hint")
-        # Two players that are asked at once make two requests of the engine.
-        return await self._players.choose(player, replace(request, game=f"{request.game}/{player}"))
+        request, turns = self._request(power, "hint"), self.turns.copy()
+        # Two players that are asked at once make two requests of the engine; meanwhile the game may go on, and step its board.
+        request = replace(request, game=f"{request.game}/{player}", board=self.board.fork())
+        choice = await self._players.choose(player, request)
+        if self.turns != turns:
+            raise StaleError(f"the game has moved on while {player} chose: ask again")
+        return choice
 
     def replay(
         self,

@@ -78,6 +78,28 @@ def test_hints_of_two_players_for_one_power_are_two_requests_with_one_seed(new_g
     assert len({each.game for each in requests}) == 2 and {each.rng_name for each in requests} == {"a-game/0/hint"}
 
 
+def test_a_hint_is_of_the_position_it_was_asked_for_and_of_no_later_one(new_game, bots, monkeypatch):
+    game, phases = new_game("FRANCE"), []
+    choose = bots.choose
+
+    async def slowly(name: str, request: DecisionRequest) -> Choice:
+        while not game.turns and name == "dumbbot":
+            await asyncio.sleep(0)
+        phases.append(request.board.phase)
+        return await choose(name, request)
+
+    async def both() -> None:
+        hint = asyncio.create_task(game.hint("FRANCE", "dumbbot", 0))
+        await asyncio.sleep(0)
+        await game.order("FRANCE", [], 0)
+        with pytest.raises(StaleError, match="moved on while dumbbot chose: ask again"):
+            await hint
+
+    monkeypatch.setattr(bots, "choose", slowly)
+    asyncio.run(both())
+    assert game.board.phase == "F1901M" and set(phases) == {"S1901M"}
+
+
 def test_after_an_undo_equal_orders_meet_equal_answers_and_others_do_not_change_the_dice(new_game):
     game = new_game("FRANCE")
     order(game, "FRANCE", "A PAR - BUR")
