@@ -144,7 +144,10 @@ def _goes_on(game: "SavedGame") -> str:
     others = ", ".join(sorted(set(game.seats.values()) - {HUMAN})) or "none"
     end = f"to the end of {FIRST_YEAR + game.years - 1}" if game.years else "until a power wins"
     who = shown(f"people: {people}; other players: {others}; {end}")
-    return f"It goes on as it began ({who}); --power, --watch, --against, --years and --seed are for a new game.\n"
+    return (
+        f"It goes on as it began ({who}); --power, --watch, --against, --years and --seed are for a new game. Temperature and "
+        "search are not stored: this command's apply.\n"
+    )
 
 
 def _file(game: str, runs_root: Path) -> Path:

@@ -47,4 +47,5 @@ def test_a_game_that_goes_on_says_who_plays_whatever_the_options_say(opened, tmp
     stored = (tmp_path / "_games" / "evening.json").read_text()
     said = opened(power="france", against="mover", years=9, seed=3)
     assert "(people: Italy, Turkey; other players: territorial; to the end of 1902)" in said
+    assert "Temperature and search are not stored: this command's apply." in said
     assert json.loads(stored)["years"] == 2 and (tmp_path / "_games" / "evening.json").read_text() == stored
