@@ -117,7 +117,7 @@ def _play_web(url: str, game: str, player: str, run: str, how: "PlaySettings", s
     from entente.live_games.web_seats import WebSeats
 
     ids = [each.strip() for each in game.split(",") if each.strip()]
-    if wrong := [each for each in ids if not each.isdigit()]:
+    if wrong := [each for each in ids if not each.isdecimal()]:
         raise InputError(f"--game names '{wrong[0]}': games of webDiplomacy have numbers")
     who = _resolved(player, run, how, runs_root)
     key = _secret(_WEB_KEY, "API key")
@@ -133,7 +133,7 @@ def _play_web(url: str, game: str, player: str, run: str, how: "PlaySettings", s
 def _check_address(address: str) -> None:
     host, _, port = address.rpartition("://")[2].partition("/")[0].rpartition(":")
     scheme = address.partition("://")[0] if "://" in address else "ws"
-    if scheme not in ("ws", "wss") or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if scheme not in ("ws", "wss") or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"'{address[:100]}' is no address of a server: give HOST:PORT, such as 127.0.0.1:8432")
 
 

@@ -66,6 +66,7 @@ REFUSED = [
     (["model", "imitate", "mine", "--games", "2", "--labels", "nope"], "there are no labels in 'nope': make some with"),
     (["model", "imitate", "mine", "--begin-with", "bare"], "model 'bare' has no tokenizer.json"),
     (["enter", "http://127.0.0.1:9/api.php", "--game", "friday"], "--game names 'friday': games of webDiplomacy have numbers"),
+    (["enter", "http://127.0.0.1:9/api.php", "--game", "²"], "--game names '²': games of webDiplomacy have numbers"),
     (
         ["enter", "http://127.0.0.1:9/api.php", "--player", "dumbbot", "--search.playouts", "4"],
         "--search settings are given, but no player searches",
@@ -118,6 +119,7 @@ REFUSED = [
     (["bench", "e2e", "--steps", "0"], "--steps. Must be >= 1"),
     (["bench", "tune", "--run", "taken", "--rounds", "0"], "rounds"),
     (["enter", "here", "--game", "a"], "'here' is no address of a server"),
+    (["enter", "here:²", "--game", "a"], "'here:²' is no address of a server"),
     (["sql", "--run", "taken", "select * from moves"], "SQL failed: Catalog Error"),
     (["sql", "--run", "taken", "copy decisions to 'stolen.csv'"], "ask one question with SELECT"),
     (["sql", "--run", "taken", "select * from read_csv('secret.csv')"], 'Cannot access file "secret.csv"'),
