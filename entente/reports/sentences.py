@@ -1,5 +1,6 @@
 """Sentences about a run, match, comparison or what-if. They claim a difference only where its interval excludes 0."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -213,8 +214,8 @@ def describe_change(answer: WhatIf, changed: OrderSets | None, version: str) -> 
         return f"{answer.power.title()} in {phase} by {version}"
     parts = []
     for power, orders in (changed or {}).items():
-        played = answer.position.orders.get(power, ())
-        new, old = ([each for each in some if each not in others] for some, others in ((orders, played), (played, orders)))
+        given, played = Counter(orders), Counter(answer.position.orders.get(power, ()))  # a set may waive several builds
+        new, old = (list(more.elements()) for more in (given - played, played - given))
         if new:
             parts.append(f"{power.title()} in {phase}: {', '.join(new)} instead of {', '.join(old) or 'nothing'}")
     return "; ".join(parts) or f"{answer.power.title()} in {phase} as it was played"

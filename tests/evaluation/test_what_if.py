@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from entente.game.scores import horizon_reached
 from entente.game.scripted import player
 from entente.players.policy import DecisionRequest
 from entente.players.seeds import seeded_rng
+from entente.reports.sentences import describe_change
 from entente.telemetry.errors import InputError
 
 HOLD = Continuation(forks=6, years=1, players=("hold",))
@@ -112,7 +114,11 @@ def test_builds_are_given_as_a_whole_and_a_power_without_orders_is_refused(autum
     winter = RecordedPosition(game="game test", board=board, orders={"FRANCE": ("WAIVE", "WAIVE")})
     changed = other_orders(winter, ["a par b"])
     assert changed == {"FRANCE": ("A PAR B", "WAIVE")} and asked_power(winter, "", changed) == "FRANCE"
-    assert other_orders(winter, ["WAIVE"], "FRANCE") == {"FRANCE": ("WAIVE", "WAIVE")}
+    waived = other_orders(winter, ["WAIVE"], "FRANCE")
+    assert waived == {"FRANCE": ("WAIVE", "WAIVE")}
+    built = WhatIf(position=replace(winter, orders=changed), power="FRANCE", how=HOLD, pairs=())
+    assert describe_change(built, waived, "") == "France in W1901A: WAIVE instead of A PAR B"
+    assert describe_change(built, changed, "") == "France in W1901A as it was played"
     with pytest.raises(InputError, match="ENGLAND has nothing to order in W1901A: it is the turn of FRANCE"):
         asked_power(winter, "ENGLAND", None)
     with pytest.raises(InputError, match="there is no power 'WALES'"):
