@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def check_model(folder: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_published_model_is_small_whole_and_what_its_recipe_says(folder: Path):
     check_model(folder)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_paths_of_a_card_are_those_of_the_repository(folder: Path):
+    named = re.findall(r"\./[\w/.-]+", (folder / CARD).read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_published_adapter_fits_its_base(tmp_path: Path):
