@@ -18,7 +18,7 @@ from entente.evaluation.what_if import OrderSets, RecordedPosition
 from entente.game.board import Board
 from entente.game.snapshot import POWERS, make_snapshot
 from entente.reports.games import GameName, find_game
-from entente.reports.order_odds import odds_of_orders
+from entente.reports.order_odds import OrderOdds, odds_of_orders
 from entente.telemetry.errors import InputError
 from storage import played_games
 from storage.arrow_files import COMPONENTS
@@ -137,15 +137,18 @@ def _played_phase(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str,
 
 
 def _orders(ordered: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
-    sampled = dict(zip(decision["orders_drawn"], decision["odds"], strict=True)) if decision else {}
+    sampled: dict[str, list[OrderOdds | None]] = {}  # a power may waive several builds
+    for order, odd in zip(decision["orders_drawn"], decision["odds"], strict=True) if decision else ():
+        sampled.setdefault(order, []).append(odd)
+    odds = [sampled[order].pop(0) if sampled.get(order) else None for order in ordered]
     return tuple(
         ShownOrder(
             order=order,
             results=tuple(dict.fromkeys(results.get(" ".join(order.split()[:2]), ()))),
-            probability=None if (odd := sampled.get(order)) is None else odd.probability,
+            probability=None if odd is None else odd.probability,
             choices=0 if odd is None else odd.choices,
         )
-        for order in ordered
+        for order, odd in zip(ordered, odds, strict=True)
     )
 
 

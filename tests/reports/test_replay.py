@@ -10,9 +10,9 @@ import pytest
 
 from entente.game.board import Board
 from entente.game.snapshot import POWERS
-from entente.reports.order_odds import odds_by_line
+from entente.reports.order_odds import OrderOdds, odds_by_line
 from entente.reports.replay_page import as_data, replay_html
-from entente.reports.replayed import ReplayedGame, read_game
+from entente.reports.replayed import ReplayedGame, _orders, read_game
 from entente.telemetry.errors import DataError, InputError
 from storage.arrow_files import COMPONENTS, metadata_of
 from storage.runs import MODEL_FOLDER, RunPaths
@@ -24,6 +24,13 @@ from tests.shard_rows import read_rows, shard_files
 from tests.thought_rows import add_thoughts
 
 LINE, END = 1, 2
+
+
+def test_each_of_several_waived_builds_has_its_own_odds():
+    odds = [OrderOdds(logprob=logprob, choices=1) for logprob in (-2.0, -0.5, -0.1)]
+    decision = {"orders_drawn": ["A PAR B", "WAIVE", "WAIVE"], "odds": odds}
+    shown = _orders(["A PAR B", "WAIVE", "WAIVE"], {}, decision)
+    assert [order.probability for order in shown] == [each.probability for each in odds]
 
 
 def test_an_order_s_odds_are_those_of_its_tokens_and_forced_ones_count_as_certain():
