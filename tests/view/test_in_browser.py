@@ -142,7 +142,7 @@ def test_what_is_typed_into_a_field_arrives_there_and_stays_while_the_answer_com
         assert orders.input_value() == typed
 
 
-def test_an_open_page_keeps_what_is_ticked_and_says_when_it_is_no_longer_updated(opened, stored_run: RunPaths):
+def test_an_open_page_keeps_what_is_ticked_and_says_when_it_is_no_longer_updated(opened, browser: Any, stored_run: RunPaths):
     from playwright.sync_api import expect
 
     with opened() as page:
@@ -152,11 +152,11 @@ def test_an_open_page_keeps_what_is_ticked_and_says_when_it_is_no_longer_updated
             assert mine
             expect(page.locator("tbody")).to_contain_text("training", timeout=LIMIT_MS)
             expect(tick).to_be_checked()
-        old = page.context.new_page()
+        old = browser.new_context(storage_state=page.context.storage_state()).new_page()  # with its cookie
         old.goto(page.url)
         old.route("**/*", lambda route: route.fulfill(status=403, json={"error": "the key of this address is missing or old"}))
         expect(old.locator("#lost")).to_be_visible(timeout=LIMIT_MS)
-        old.close()
+        old.context.close()
 
 
 def test_a_foreign_page_in_the_same_browser_reads_and_starts_nothing(opened, browser: Any):
