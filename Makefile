@@ -53,7 +53,7 @@ reference: setup ## Write the pages of docs/ that are made from code: commands, 
 	$(BIN)/python -m deploy.site.reference docs
 
 .venv-docs/.set-up: deploy/locks/docs.lock
-	$(or $(PYTHON),python3) -m venv --clear .venv-docs
+	"$(or $(PYTHON),python3)" -m venv --clear .venv-docs
 	.venv-docs/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	touch $@
 

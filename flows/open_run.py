@@ -14,7 +14,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,8 @@ from flows.given_parameters import started_by_deployment
 from flows.work_record import read_work, record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
-from storage.control import ControlDesk
+from storage.arrow_files import FINAL
+from storage.control import ControlDesk, bot_sources, part_sources, source_hash
 from storage.files import durable_write, file_lock, folders_in, set_aside
 from storage.json_files import kept_object, write_json
 from storage.ledger import restore_ledgers
@@ -220,7 +221,10 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         _check_resume_point(settings, resume_point)
         paths.summary.unlink(missing_ok=True)  # of fewer steps or other scores; a kill must not leave it beside these settings
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
-        write_json(paths.environment, environment())
+        found = environment() | own_sources(settings)
+        if changes := _changes(kept_object(paths.environment), found):
+            reporter().say(f"not as when the run was last started, from here on: {changes}")
+        write_json(paths.environment, found)
         write_json(paths.base, base)
         provenance = _provenance(settings, model, identity_of({name: base[name] for name in base if name not in FORM}))
         control = ControlDesk(
@@ -269,6 +273,17 @@ async def open_queue(settings: RunSettings, resources: OpenRun) -> AsyncIterator
             step_done=resources.resume_point.step_done,
         )
         yield await stack.enter_async_context(queue)
+
+
+def own_sources(settings: RunSettings) -> dict[str, str]:
+    """Package -> hash of its source: this program, and the user's bots, rewards and loss of the settings."""
+    parts = (*(name.removeprefix(FINAL) for name in settings.storage.reward_weights), settings.training.loss)
+    return {"entente": source_hash("entente"), **bot_sources(settings.rollouts.scripted_opponents), **part_sources(parts)}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
+    """What both records of an environment name and give otherwise, in words; empty if there is nothing."""
+    return ", ".join(f"{name} {now[name]} (was {before[name]})" for name in now if before.get(name, now[name]) != now[name])
 
 
 def _free_name(paths: RunPaths, kind: object, error: BaseException | None, trace: object) -> None:

@@ -109,8 +109,14 @@ def code_of_play(players: Iterable[str] = ()) -> dict[str, str]:
 
 def bot_sources(players: Iterable[str]) -> dict[str, str]:
     """Top-level package of each user's bot among `players` -> hash of its source. Raises InputError if it is not installed."""
-    bots = [name for name in players if ":" in name and is_player(name.removesuffix(SEARCHES))]
-    return {package: source_hash(package) for package in sorted({bot.partition(":")[0].partition(".")[0] for bot in bots})}
+    return part_sources(name for name in players if is_player(name.removesuffix(SEARCHES)))
+
+
+def part_sources(names: Iterable[str]) -> dict[str, str]:
+    """Top-level package of each `module:attribute` among `names`, such as a user's reward -> hash of its source. Raises
+    InputError if it is not installed."""
+    packages = {name.partition(":")[0].partition(".")[0] for name in names if ":" in name}
+    return {package: source_hash(package) for package in sorted(packages)}
 
 
 @cache  # of the code that this process has loaded, also if a user edits it meanwhile

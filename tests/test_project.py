@@ -221,7 +221,7 @@ def stand_in(path: Path, answer: str) -> Path:
 
 @pytest.mark.parametrize("version", ["3.10.14", "3.14.0"])
 def test_set_up_refuses_another_python_in_a_sentence(tmp_path: Path, version: str):
-    done = run_setup(tmp_path, PYTHON=str(stand_in(tmp_path / "python", version)))
+    done = run_setup(tmp_path, PYTHON=str(stand_in(tmp_path / "a python", version)))
     assert done.returncode == 2
     assert version in done.stderr
     assert "3.11, 3.12 or 3.13" in done.stderr

@@ -85,6 +85,7 @@ def plan_match(settings: MatchSettings, rounds: int, held_out: Sequence[Snapshot
 def _check_all_meet(players: Sequence[str], rounds: int) -> None:
     unmet, needed = set(players), 0
     while unmet:
+        assert needed <= len(players), "no further table would bring another player to the first"
         table = _dealt(players, needed)
         unmet -= set(table) if players[0] in table else set()
         needed += 1

@@ -24,6 +24,7 @@ from flows import open_run
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, read_work, record_work
 from storage.adapters import publish_adapter
+from storage.control import source_hash
 from storage.files import file_lock
 from storage.json_files import write_json
 from tests.damage import flip
@@ -45,6 +46,10 @@ def nothing_to_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: P
 
     monkeypatch.setattr(open_run, "prepare_cache", prepared_cache)
     monkeypatch.setattr(open_run, "prepare_model", prepared_model)
+
+
+async def nothing() -> None:
+    pass
 
 
 def opened(settings: RunSettings, *, resume: bool = False) -> None:
@@ -164,9 +169,6 @@ def test_a_deployment_s_run_that_starts_late_has_the_name_of_its_replacement(
 def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_former_scores(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ):
-    async def nothing() -> None:
-        pass
-
     trainer = SimpleNamespace(ready=lambda: SimpleNamespace(step_done=settings.steps, set_aside=()), close=lambda: None)
     monkeypatch.setattr(open_run, "TrainerProcess", lambda *_, **__: trainer)
     monkeypatch.setattr(open_run, "make_engine", lambda *_, **__: SimpleNamespace(start=nothing, close=nothing))
@@ -185,6 +187,39 @@ def test_a_kill_after_a_done_run_was_opened_again_leaves_no_summary_of_its_forme
     with pytest.raises(ZeroDivisionError):
         opened(longer, resume=True)
     assert open_run.finished_summary(longer) is None
+
+
+def test_what_a_run_was_not_begun_with_is_said_when_it_goes_on(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """An edited reward changes the returns of the earlier steps too."""
+    package = tmp_path / "odd.py"
+    package.write_text("def reward(components):\n    return components['centres_gained']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    storage = settings.storage.model_copy(update={"reward_weights": {"final_odd:reward": 1.0}})
+    settings = settings.model_copy(update={"storage": storage})
+    trainer = SimpleNamespace(ready=lambda: SimpleNamespace(step_done=0, set_aside=()), close=lambda: None)
+    monkeypatch.setattr(open_run, "TrainerProcess", lambda *_, **__: trainer)
+    monkeypatch.setattr(open_run, "make_engine", lambda *_, **__: SimpleNamespace(start=nothing, close=nothing))
+    monkeypatch.setattr(open_run, "write_json", lambda path, _: 1 / 0)
+    sentences: list[str] = []
+    monkeypatch.setattr(open_run, "reporter", lambda: SimpleNamespace(say=sentences.append))
+    recorded = open_run.environment() | open_run.own_sources(settings)
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+
+    def said(then: dict[str, str]) -> str:
+        settings.paths.environment.write_text(json.dumps(then))
+        with pytest.raises(ZeroDivisionError):
+            opened(settings, resume=True)
+        found = "".join(sentence for sentence in sentences if "last started" in sentence)
+        sentences.clear()
+        return found
+
+    assert said(recorded) == ""
+    assert f"torch {recorded['torch']} (was 1.0)" in said(recorded | {"torch": "1.0"})
+    package.write_text(package.read_text() + "# edited")
+    source_hash.cache_clear()
+    assert said(recorded).endswith(f": odd {source_hash('odd')} (was {recorded['odd']})")
 
 
 def test_a_done_run_whose_last_version_is_damaged_is_opened_again_to_publish_it(settings: RunSettings, tmp_path: Path):
