@@ -160,7 +160,8 @@ def _publish(
 def _import_games(root: Path, settings: ImitationSettings, report: OnProgress) -> Path:
     """The folder is named by the files' content. Unreadable games are skipped and reported. A killed import goes on."""
     digest, size = content_hash(settings.recorded)
-    folder = root / f"{RECORDED}{sha256(f'{_IMPORT_VERSION} {digest}'.encode()).hexdigest()[:12]}"
+    content = f"{_IMPORT_VERSION} {digest} {sorted(code_of_play().items())}"  # the code also reads games
+    folder = root / f"{RECORDED}{sha256(content.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
     lock = root / f".{folder.name}.lock"

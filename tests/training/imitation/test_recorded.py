@@ -261,7 +261,9 @@ def test_an_import_that_was_cut_goes_on_and_gives_the_same_files(
     assert first in said[0] and said[1:] == sentences
 
 
-def test_games_that_are_given_twice_are_left_out_however_many(tmp_path: Path, others: list[Any], said: list[str]):
+def test_games_that_are_given_twice_are_left_out_however_many(
+    tmp_path: Path, others: list[Any], said: list[str], monkeypatch: pytest.MonkeyPatch
+):
     files = tmp_path / "lines", tmp_path / "list"
     files[0].write_text("".join(json.dumps(game) + "\n" for game in others))
     files[1].write_text(json.dumps(others, indent=1))
@@ -270,6 +272,8 @@ def test_games_that_are_given_twice_are_left_out_however_many(tmp_path: Path, ot
     assert said[1].split()[0] == str(len(others)) and "it occurs twice" in said[1]
     said.clear()
     assert make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet) == both and not said, "they are read once"
+    monkeypatch.setattr(teacher_games, "code_of_play", lambda: {"entente.game": "a release that reads otherwise"})
+    assert make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet) != both and said
 
 
 FORMS: dict[str, Callable[[list[Any]], str]] = {
