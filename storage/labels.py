@@ -23,8 +23,8 @@ _MADE_BY = "made_by"
 _CURE = "remove the file; `entente label` makes it again."
 SEARCH = "search"
 """The entry of `made_by` that must be equal in all folders that are read together."""
-_LENGTH = {"years": None}
-"""A longer game begins as the shorter one of its number."""
+_MAY_SHARE = {"years": None, "search_share": None, "opponents": None}
+"""Games of one number that differ in these alone may be the same: the longer begins as the shorter, the others are drawn."""
 
 
 def label_path(folder: Path, first_game: int) -> Path:
@@ -65,7 +65,7 @@ def read_labels(folders: Sequence[Path], files: Collection[Path] | None = None) 
                 cure = f"move it to another folder named '{folder.name}'"
                 raise InputError(f"'{folder / name}' was made with {difference} as in '{names[0]}': {cure}")
         for other, others, about in earlier:
-            if about | _LENGTH == made_by | _LENGTH and {*others} & {*names}:
+            if about | _MAY_SHARE == made_by | _MAY_SHARE and {*others} & {*names}:
                 raise InputError(f"'{folder}' and '{other}' hold labels of the same games: name one of them")
             if about[SEARCH] != made_by[SEARCH]:
                 difference = _difference({SEARCH: made_by[SEARCH]}, {SEARCH: about[SEARCH]})
