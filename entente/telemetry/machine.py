@@ -8,17 +8,16 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import psutil
 
 from entente.telemetry.cards import visible_cards
+from entente.telemetry.control_groups import allowed_cores, available_memory
 from entente.telemetry.errors import InputError
 from entente.telemetry.vllm_environment import find_vllm
 
 PACKAGES = ("torch", "transformers", "prefect", "duckdb", "pyarrow", "diplomacy")
 ABSENT = "absent"
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def environment() -> dict[str, str]:
@@ -73,32 +72,12 @@ def plan_threads(*, cores: int, engine: int, trainer: int, overlap: bool) -> tup
 def usable_cores() -> int:
     """Cores that this process may use, on this machine or in this container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return allowed_cores(cores, _CGROUP)
-
-
-def allowed_cores(of_machine: int, cgroup: Path) -> int:
-    """`of_machine` cores, or fewer if a container's quota of CPU time is lower."""
-    try:
-        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-    except (OSError, ValueError):  # no container, or "max": no limit
-        return of_machine
-    return min(of_machine, max(1, quota // period))
+    return allowed_cores(cores)
 
 
 def free_memory() -> int:
     """Bytes that programs may still allocate on this machine, or in this container."""
-    return available_memory(psutil.virtual_memory().available, _CGROUP)
-
-
-def available_memory(of_machine: int, cgroup: Path) -> int:
-    """`of_machine` bytes, or less if a container's limit is lower."""
-    try:
-        allowed, taken = int((cgroup / "memory.max").read_text()), int((cgroup / "memory.current").read_text())
-        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or "max": no limit
-        return of_machine
-    # The file cache counts as used, but the kernel frees it on demand.
-    return min(of_machine, max(0, allowed - taken + int(stat.get("inactive_file", 0))))
+    return available_memory(psutil.virtual_memory().available)
 
 
 def cpu_seconds() -> float:
