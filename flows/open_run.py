@@ -223,7 +223,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
         found = environment() | own_sources(settings)
         if changes := _changes(kept_object(paths.environment), found):
-            reporter().say(f"not as when the run was last started, from here on: {changes}")
+            reporter().say(f"since the run was last started, this has changed: {changes}")
         write_json(paths.environment, found)
         write_json(paths.base, base)
         provenance = _provenance(settings, model, identity_of({name: base[name] for name in base if name not in FORM}))
