@@ -40,7 +40,10 @@ def test_a_run_that_is_done_is_shown_once_with_curves_time_and_alerts(workplace:
     finally:
         paths.alerts.unlink()
     assert "first: 2 of 2 steps; it is done" in shown
-    assert all(title in shown for title in ("return", "entropy", "versions behind", "prefix hits", "rollouts", "forward", "orchestration"))
+    assert all(
+        title in shown
+        for title in ("return", "entropy", "versions behind", "prefix hits", "rollouts", "forward", "orchestration")
+    )
     assert "GPU" not in shown, "what was not measured is not shown"
     assert "alert (entropy): first, step 1: it is low" in shown and "cut" not in shown
 
