@@ -220,6 +220,10 @@ def test_what_a_run_was_not_begun_with_is_said_when_it_goes_on(
     package.write_text(package.read_text() + "# edited")
     source_hash.cache_clear()
     assert said(recorded).endswith(f": odd {source_hash('odd')} (was {recorded['odd']})")
+    plain = layered_settings("laptop")
+    loss = plain.model_copy(update={"training": plain.training.model_copy(update={"loss": "odd:loss"})})
+    bots = plain.model_copy(update={"rollouts": plain.rollouts.model_copy(update={"opponents": "odd:bot+search,random"})})
+    assert [open_run.own_sources(each).keys() for each in (plain, loss, bots)] == [{"entente"}, *[{"entente", "odd"}] * 2]
 
 
 def test_a_done_run_whose_last_version_is_damaged_is_opened_again_to_publish_it(settings: RunSettings, tmp_path: Path):
