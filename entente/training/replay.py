@@ -7,6 +7,7 @@ several processes made the step, within `TOLERANCES`. It reports the first step,
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ TOLERANCES = {
     "float32": Tolerance(loss=1e-4, grad_norm=0.01),
     "bfloat16": Tolerance(loss=0.02, grad_norm=0.1),
 }
-"""By training.dtype; if step or replay ran on a GPU, or in several processes. Not measured."""
+"""By training.dtype; if a repeated step or the replay ran on a GPU, or in several processes. Not measured."""
 EXACT = Tolerance(loss=0.0, grad_norm=0.0)
 
 
@@ -92,12 +93,13 @@ class _Replayer:
         trainer = self._resumed(step)
         start = trainer.step_done
         steps = range(start + 1, step + 1)
-        logs = (read_update_log(self._paths, number) for number in steps)
-        if any(update_log.processes > 1 for update_log in logs if update_log):
-            tolerance = TOLERANCES[self._training.dtype]  # several processes sum in another order
+        logs = [read_update_log(self._paths, number) or recorded for number in steps]
+        if any(update_log.processes > 1 or update_log.device != "cpu" for update_log in logs):
+            tolerance = TOLERANCES[self._training.dtype]  # several processes, or a GPU, sum in another order
         origin = f"the checkpoint of step {start}" if start else "the first weights"
         reporter().say(f"replaying {_steps(steps)} from {origin}")
-        returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, start, step, tolerance)
+        threads = [update_log.threads for update_log in logs]
+        returns_difference, difference = self._returns_differ(steps), self._repeat(trainer, steps, threads, tolerance)
         return Replay(
             step=step,
             start=start,
@@ -144,13 +146,15 @@ class _Replayer:
             step=step, what=f"the return of decision {decision} by storage.reward_weights", recorded=recorded, replayed=now
         )
 
-    def _repeat(self, trainer: Trainer, start: int, step: int, tolerance: Tolerance) -> Difference | None:
-        if start and (difference := self._differs(start, tolerance)):
+    def _repeat(self, trainer: Trainer, steps: range, threads: Sequence[int], tolerance: Tolerance) -> Difference | None:
+        """`threads`: those of each step, which a resumed run may have changed."""
+        if (start := trainer.step_done) and (difference := self._differs(start, tolerance)):
             return difference
-        for number in range(start + 1, step + 1):
+        for number, own_threads in zip(steps, threads, strict=True):
+            torch.set_num_threads(own_threads)
             trainer.step(number, 0)
             reporter().say(f"step {number} again: adapter {trainer.saved().adapter_hash}")
-            reporter().stage("replay", number - start, step - start)
+            reporter().stage("replay", number - start, len(steps))
             if difference := self._differs(number, tolerance):
                 return difference
         return None
@@ -182,7 +186,6 @@ def replay_step(paths: RunPaths, step: int, model: Path, training: TrainingSetti
     on_cpu = {recorded.device, choose_device(training.device).type} == {"cpu"}
     disable_progress_bar()  # loading the model would show one; the steps are reported instead
     before = torch.get_num_threads()
-    torch.set_num_threads(recorded.threads)
     try:
         with tempfile.TemporaryDirectory(prefix="entente-replay-") as folder:
             scratch = RunPaths(Path(folder) / "run")

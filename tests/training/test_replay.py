@@ -183,6 +183,27 @@ def test_it_computes_on_the_recorded_number_of_threads_and_gives_them_back(paths
     assert (seen, threads) == ([2], [1, 2, 1])
 
 
+def test_each_step_is_repeated_as_it_was_made_where_a_resumed_run_went_on_elsewhere(paths, again, monkeypatch):
+    """Step 1 ran on a GPU, step 2 with two threads, step 3 with one on the CPU."""
+    shutil.rmtree(paths.checkpoints)
+    allowed, threads, seen = TOLERANCES["float32"], [1], []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    step = Trainer.step
+    monkeypatch.setattr(Trainer, "step", lambda *words: seen.append(torch.get_num_threads()) or step(*words))
+
+    def change(stored: dict) -> None:
+        stored.update(device="cuda", adapter_hash="0" * 32)
+        stored["updates"][0]["micro_batches"][0] += 0.5 * allowed.loss
+
+    alter(paths, 1, change)
+    alter(paths, 2, lambda stored: stored.update(threads=2))
+    alter(paths, 3, lambda stored: stored.update(threads=1))
+    found = again(paths, 3)
+    assert (found.difference, found.tolerance) == (None, allowed)
+    assert seen[1:] == [2, 1] and threads[-1] == 1
+
+
 def test_off_the_cpu_small_differences_are_agreement_and_large_ones_are_not(paths, again):
     """The record says that a GPU made the step; rounding is then within the tolerance, other losses are not."""
     allowed = TOLERANCES["float32"]
