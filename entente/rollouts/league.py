@@ -104,16 +104,17 @@ def added(tallies: Sequence[Tally]) -> Tally:
 
 
 def tally_shard(path: Path) -> Tally:
-    """Wins of the policy and forks, by opponent version, over a shard's complete forks. The last recorded position counts, in a
-    solo the one before the win. A damaged shard counts nothing, with a message."""
+    """Wins of the policy and forks, by opponent version, over a shard's complete forks with a decision of the policy: without
+    one a fork may have failed before its first. The last recorded position counts, in a solo the one before the win. A damaged
+    shard counts nothing, with a message."""
     seats: dict[int, tuple[str, str]] = {}
-    failed: set[tuple[int, int]] = set()
+    complete: set[tuple[int, int]] = set()
     try:
         rows = open_shard(path)
         for row in rows.select(["start_group", "fork", "power", "opponents", "status"]).to_pylist():
             seats[row["start_group"]] = row["power"], row["opponents"]
-            if row["status"] != "complete":
-                failed.add((row["start_group"], row["fork"]))
+            if row["status"] == "complete":
+                complete.add((row["start_group"], row["fork"]))
         if not any(f"{POLICY}:" in opponents for _, opponents in seats.values()):
             return {}
         phases = open_phases(path, rows)
@@ -124,9 +125,7 @@ def tally_shard(path: Path) -> Tally:
         (row["start_group"], row["fork"]): row["position"]
         for row in phases.select(["start_group", "fork", "phase_index", "position"]).sort_by("phase_index").to_pylist()
     }
-    forks = [
-        (*seats[group], position) for (group, fork), position in last.items() if group in seats and (group, fork) not in failed
-    ]
+    forks = [(*seats[group], position) for (group, fork), position in last.items() if (group, fork) in complete]
     return added(
         [
             tally_fork(power, opponents, dict(zip(POWERS, centres_in(position), strict=True)))

@@ -1,9 +1,11 @@
 """The league: who its members are, how often they play, and that a start group always meets the same opponents."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from pydantic import ValidationError
 from entente.players.past_versions import PastVersions
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.groups import GroupRange
-from entente.rollouts.league import League, league_members, tally_fork, weigh
+from entente.rollouts.league import League, league_members, tally_fork, tally_shard, weigh
 from entente.rollouts.resources import RolloutResources
 from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import InputError
@@ -22,7 +24,9 @@ from storage.adapters import ADAPTER_FILES, publish_adapter
 from storage.retention import RetentionSettings, RunAge, removable_shards
 from storage.run_sql import connect
 from storage.runs import RunPaths
+from storage.shards import publish_shard
 from tasks.train_policy import roll_out_groups
+from tests.storage.make_rows import make_decision, make_phase
 
 SETTINGS = RolloutSettings(start_groups=4, forks_per_group=2, horizon_years=1, opponents="hold,league*2", opponents_by="seat")
 CENTRES = {"AUSTRIA": 3, "ENGLAND": 4, "FRANCE": 5, "GERMANY": 6, "ITALY": 4, "RUSSIA": 4, "TURKEY": 4}
@@ -68,6 +72,16 @@ def test_a_fork_is_won_with_more_centres_than_the_mean_of_the_member_s_seats():
     assert tally_fork("FRANCE", seats, CENTRES) == {2: (1.0, 1), 4: (0.5, 1), 6: (1.0, 1)}
     assert tally_fork("AUSTRIA", "policy:2", CENTRES) == {2: (0.0, 1)}
     assert tally_fork("FRANCE", "territorial", CENTRES) == {}
+
+
+def test_a_fork_that_failed_before_its_first_row_is_neither_won_nor_lost(tmp_path: Path):
+    """Fork 1 began with a retreat of others, and failed at the policy's first decision; fork 2 failed after one."""
+    position = json.dumps({"powers": [{"name": power, "centers": ["VIE"] * count} for power, count in CENTRES.items()]})
+    rows = [make_decision(Random(0), "local", fork=0, opponents="policy:2")]
+    rows += [make_decision(Random(0), "local", fork=2, opponents="policy:2", status="failed")]
+    phases = [make_phase(fork=fork, position=position) for fork in range(3)]
+    shard = publish_shard(RunPaths(tmp_path).create(), "local", 0, rows, phases, {}, failed_without_rows=["no answer"])
+    assert tally_shard(shard.path) == {2: (1.0, 1)}
 
 
 def resources(run: RunPaths, host: Any, engine: Any, tokens: Any, positions: Any) -> RolloutResources:
