@@ -159,14 +159,20 @@ def _block_bytes(shape: ModelShape, width: int) -> int:
 
 
 def trainer_gpu_memory(
-    shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool, targets: Collection[str] = ()
+    shape: ModelShape, *, rank: int, dtype: str, tokens: int, recompute: bool, targets: Collection[str] = (), parts: int = 1
 ) -> int:
     """Lower bound of the trainer's GPU memory, bytes: frozen base, adapter with gradient and two moments, and the activations
     of a micro-batch of `tokens`. The gradients of a block take about a third of what it keeps; half is counted. That makes 5.7
-    MiB per token for a 7B model in bfloat16, and 0.5 with recomputation."""
+    MiB per token for a 7B model in bfloat16, and 0.5 with recomputation. `parts`: into which FSDP2 splits the blocks' weights."""
     width = _WIDTHS[dtype]
-    fixed = shape.parameters * width + 4 * 4 * shape.lora_parameters(rank, targets)
+    fixed = _weights_of_part(shape, parts) * width + 4 * 4 * shape.lora_parameters(rank, targets)
     return fixed + tokens * (_activation_bytes(shape, width, recompute) + _block_bytes(shape, width) // 2)
+
+
+def _weights_of_part(shape: ModelShape, parts: int) -> int:
+    """Embedding and head stay whole, and a block is gathered while it is used. The sizes of experts are not in the shape."""
+    in_blocks = shape.parameters if shape.has_experts else shape.linear_parameters
+    return shape.parameters - in_blocks + in_blocks // parts + (in_blocks // shape.layers if parts > 1 else 0)
 
 
 def check_memory(

@@ -1,6 +1,7 @@
 """Finds a run's model and GPUs on this machine, and checks that the model fits, before anything heavy starts. Imports neither
 torch nor Prefect. Resolves a hub id to an earlier download only; a plan asks the hub whether it has the model."""
 
+import os
 from pathlib import Path
 
 from entente.decoding.model_files import ask_hub, downloaded, may_be_hub_id, resolve_model
@@ -22,7 +23,15 @@ from entente.inference.settings import InferenceSettings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan, plan_cards, torch_cuda
 from entente.telemetry.errors import InputError
-from entente.training.settings import CPU_TOKENS, GPU_TOKENS, TINY_VOCABULARY, TinyModelSettings, find_tiny, longest_sequence
+from entente.training.settings import (
+    CPU_TOKENS,
+    GPU_TOKENS,
+    TINY_VOCABULARY,
+    TinyModelSettings,
+    TrainingSettings,
+    find_tiny,
+    longest_sequence,
+)
 from storage.run_base import check_base
 from storage.runs import MODEL_FOLDER, RunPaths
 
@@ -177,7 +186,14 @@ def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: 
         targets=training.lora_targets,
         tokens=training.token_budget or settings.inference.max_model_length,
         recompute=training.gradient_checkpointing,
+        parts=_parts_of_base(training),
     )
+
+
+def _parts_of_base(training: TrainingSettings) -> int:
+    """With FSDP2 one for each process, on all machines of torchrun; else 1."""
+    machines = os.environ.get("PET_NNODES", "1").rpartition(":")[2]
+    return training.processes * int(machines) if training.fsdp and machines.isdecimal() else 1
 
 
 def token_budget(settings: RunSettings, shape: ModelShape, cards: CardPlan) -> int:

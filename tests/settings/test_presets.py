@@ -108,6 +108,23 @@ def test_a_card_with_a_quarter_less_is_refused_in_a_sentence(card: int):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(("processes", "machines", "fits"), [(4, "1", True), (1, "4", True), (1, "1", False)])
+def test_a_base_that_does_not_fit_on_one_card_is_not_refused_where_processes_split_it(
+    processes: int, machines: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """The 7B has 14.2 GiB of weights."""
+    monkeypatch.setenv("PET_NNODES", machines)
+    given, shape = preset(80)[0], SHAPES["Qwen/Qwen2.5-7B-Instruct"]
+    training = given.training.model_copy(update={"processes": processes, "fsdp": True, "gradient_checkpointing": True})
+    settings, own = given.model_copy(update={"training": training}), {"trainer_free": 12 * GIB, "trainer_total": 12 * GIB}
+    card = Machine(memory=200 * GIB, gpu_total=80 * GIB, gpu_free=80 * GIB, **own)
+    if fits:
+        check(settings, shape, card)
+    else:
+        with pytest.raises(InputError, match=r"the trainer needs at least .* but 12\.0 GiB are free"):
+            check(settings, shape, card)
+
+
 @pytest.mark.parametrize(
     ("shared", "share", "expected"), [(True, 0.55, 4096), (True, 0.32, 8192), (True, 0.8, 1024), (False, 0.9, 8192)]
 )
