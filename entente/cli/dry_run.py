@@ -38,6 +38,7 @@ from entente.telemetry.machine import usable_cores
 from entente.training.settings import KEEP_CHECKPOINTS
 from state_cache.store import find_cache, open_cache
 from storage.adapters import published_versions
+from storage.league_files import LEAGUE_EVERY
 from storage.retention import GB, MILESTONE_EVERY, REPLAY_STEPS
 from storage.run_base import resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
@@ -218,8 +219,11 @@ def _disk(settings: RunSettings, steps: int, rows: float, shape: ModelShape | No
     if shape is not None:
         training = settings.training
         adapter = 4 * shape.lora_parameters(training.lora_rank, training.lora_targets) + _ADAPTER_FILES_BYTES
-        # Each step publishes one; a run keeps the newest, and one of every `MILESTONE_EVERY` steps.
-        kept = min(steps, settings.retention.keep_adapters + steps // MILESTONE_EVERY)
+        # Each step publishes one; a run keeps the newest, and of the others milestones and those that a score or league needs.
+        lasting = [MILESTONE_EVERY, settings.evaluation.every, LEAGUE_EVERY * settings.rollouts.has_league]
+        versions = range(settings.steps - steps + 1, settings.steps + 1)
+        needed = sum(any(every and version % every == 0 for every in lasting) for version in versions)
+        kept = min(steps, settings.retention.keep_adapters + needed)
         sizes["adapters_bytes_about"] = kept * adapter
         sizes["checkpoints_bytes_about"] = min(steps, KEEP_CHECKPOINTS) * (3 * adapter + _GENERATORS_BYTES)
     total, free = sum(sizes.values()), free_bytes(folder)

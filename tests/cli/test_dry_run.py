@@ -83,6 +83,11 @@ def test_a_plan_counts_the_adapters_that_stay_and_warns_of_memory_that_is_not_th
 
     one, many = planned(steps=1), planned(steps=500)
     assert many["disk"]["adapters_bytes_about"] == (20 + 500 // 25) * one["disk"]["adapters_bytes_about"]
+    scored = planned(steps=500, evaluation={"every": 4}, rollouts={"opponents": "league"}, inference={"engine": "torch"})
+    kept = 20 + sum(not (version % 25 and version % 4 and version % 10) for version in range(1, 501))
+    assert scored["disk"]["adapters_bytes_about"] == kept * one["disk"]["adapters_bytes_about"], (
+        "scores and the league keep theirs"
+    )
     limited = planned(steps=500, retention={"shards_gb": 1e-6})["disk"]["shards_bytes_about"]
     assert limited == many["disk"]["shards_bytes_about"] * 100 // 500, "the newest 100 steps stay beyond the limit"
     assert one["training"]["learning_rate"] == "0.003" and "warning" not in one["memory"]
