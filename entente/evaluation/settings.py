@@ -44,7 +44,7 @@ class PlaySettings(Settings):
     strategy: Literal["sample", "search"] = "sample"
     """How a version chooses: it plays what it samples, or the best of the search of `search`."""
     search: SearchSettings = SearchSettings()
-    """The search of versions with pick 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
+    """The search of versions with strategy 'search', and of players such as 'v20+search' and 'dumbbot+search'."""
 
     def how(self, players: Iterable[str] = ()) -> str:
         """Non-default play in words: temperature, and the search if one of `players` searches; may be empty."""
