@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from entente.decoding.model_files import downloaded, hub_config, may_be_hub_id, read_config, recipe_prompts
+from entente.decoding.model_files import chat_template, downloaded, hub_config, may_be_hub_id, read_config, recipe_prompts
 from entente.game.prompts import PromptSettings
 from entente.settings.check_settings import check_settings
 from entente.settings.find_model import TINY
@@ -150,10 +150,13 @@ def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
 
 def check_prompts(settings: RunSettings) -> None:
     """Raise InputError if a base model made here would get other prompts than in its training."""
-    made_for = _prompts_of_base({"inference": {"model": settings.inference.model}})
-    for name in PromptSettings.model_fields if made_for is not None else ():
+    base = {"inference": {"model": settings.inference.model}}
+    made_for, folder = _prompts_of_base(base), _folder_of_base(base)
+    if made_for is None or folder is None:
+        return
+    for name in PromptSettings.model_fields:
         wanted, value = getattr(made_for, name), getattr(settings.prompts, name)
-        if name != "chat" and wanted != value:  # such a model has no chat template
+        if wanted != value and (name != "chat" or chat_template(folder) is not None):  # as a step of a chat model has
             raise InputError(
                 f"model '{settings.inference.model}' was made for prompts.{name} {wanted!r}, not for {value!r}: leave the "
                 "setting out, or make a model for these prompts"

@@ -353,5 +353,10 @@ def test_a_base_that_was_made_here_brings_its_prompts_and_other_prompts_are_refu
         wrong = layered_settings("laptop", [], {**base, "prompts": prompts})
         with pytest.raises(InputError, match=rf"made for prompts\.{next(iter(prompts))} .*: leave the setting out"):
             check_prompts(wrong)
+    plain = layered_settings("laptop", [], {**base, "prompts": {"chat": "none"}})
+    check_prompts(plain)
+    (tmp_path / "chat_template.jinja").write_text("of a chat model, from a step of which --init-from made this base")
+    with pytest.raises(InputError, match=r"made for prompts\.chat 'auto', not for 'none'"):
+        check_prompts(plain)
     (tmp_path / "recipe.json").unlink()
     check_prompts(layered_settings("laptop", [], {**base, "prompts": {"legal_orders": "none"}}))
