@@ -1,5 +1,6 @@
 """The newest figures of a run, for the terminal's `entente watch` and for the page: progress, curves, shares of the stages."""
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -34,11 +35,12 @@ NEWEST = 20
 
 
 def curves(run: RecordedRun) -> list[tuple[str, list[float], str]]:
-    """(title, a value per step that has one, the newest in words)."""
+    """(title, a value per step that has a finite one, the newest in words, also one that is not finite)."""
     found = []
     for title, name, form in _CURVES:
-        if values := [figures[name] for figures in run.steps.values() if name in figures]:
-            found.append((title, values, form.format(values[-1])))
+        values = [figures[name] for figures in run.steps.values() if name in figures]
+        if finite := [value for value in values if math.isfinite(value)]:  # a skipped update may have no gradient norm
+            found.append((title, finite, form.format(values[-1])))
     return found
 
 

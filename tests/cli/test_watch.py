@@ -11,8 +11,8 @@ import time
 import pytest
 
 from entente.cli.watch import sparkline
-from entente.reports.newest import progress
-from entente.reports.read_run import read_run
+from entente.reports.newest import curves, progress
+from entente.reports.read_run import RecordedRun, read_run
 from storage.runs import RunPaths
 from tests.conftest import Entente
 
@@ -29,6 +29,23 @@ from tests.conftest import Entente
 )
 def test_a_curve_has_the_means_of_its_stretches_from_lowest_to_highest(values: list[float], width: int, curve: str):
     assert sparkline(values, width) == curve
+
+
+def test_a_figure_that_is_not_finite_is_no_point_of_its_curve_and_is_named_if_it_is_the_newest():
+    steps = {step: {"train/grad_norm": norm} for step, norm in enumerate([1.0, float("nan"), 2.0, float("inf")], 1)}
+    run = RecordedRun(
+        name="first",
+        settings={"steps": 4},
+        steps=steps,
+        mismatch={},
+        summary=None,
+        environment=None,
+        alerts=[],
+        at_work=False,
+        quiet_s=0.0,
+        troubles=[],
+    )
+    assert curves(run) == [("gradient", [1.0, 2.0], "inf")]
 
 
 def test_a_run_that_is_done_is_shown_once_with_curves_time_and_alerts(workplace: Entente, trained, tmp_path):
