@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, field_validator, model_
 
 from entente.evaluation.intervals import clusters_to_show, estimate, format_interval
 from entente.evaluation.settings import SCORE_SEED
+from entente.players.opponents import POLICY
 from entente.settings.layers import (
     check_resumed,
     layered_settings,
@@ -31,6 +32,7 @@ from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import Settings, setting_names, similar_names
 from state_cache.settings import NEWEST
+from storage.control import code_of_play
 from storage.json_files import kept_object
 from storage.runs import check_run_name
 
@@ -153,6 +155,26 @@ def score_of(run: RunSettings) -> float | None:
         return None
     asked = summary["steps"], settings_of(run.paths).evaluation.question
     return float(summary["trained_score"]) if asked == (run.steps, run.evaluation.question) else None
+
+
+def scored_by_others(points: Sequence[SweepPoint]) -> str:
+    """A sentence if programs that may play differently measured the scores, as after an edit of a bot; else empty."""
+    from entente.evaluation.score_files import read_score  # loads the game engine, which help does not need
+
+    records = {
+        run.run: (record.code, code_of_play((POLICY, record.opponents)))
+        for point in points
+        for run in point.runs
+        if score_of(run) is not None and (record := read_score(run.paths, "trained")) is not None
+    }
+    codes = [code for code, _ in records.values()]
+    if all(code == codes[0] for code in codes):
+        return ""
+    others = ", ".join(name for name, (code, here) in records.items() if code != here)
+    return (
+        f"programs that may play differently measured the scores, so these differ by more than settings: remove summary.json of "
+        f"{others}, and --resume scores them again"
+    )
 
 
 def sweep_results(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from flows.sweep import (
     read_sweep,
     result_rows,
     score_of,
+    scored_by_others,
     sweep_points,
     sweep_results,
 )
@@ -111,3 +112,5 @@ def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
         print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
     if json:
         print_json({"sweep": sweep.name, "settings": results})
+    if mixed := scored_by_others(points):
+        print(mixed)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from entente.evaluation.score_files import ScoreRecord, write_score
+from entente.evaluation.strength import POLICY, Score
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
-from flows.sweep import SweepPoint, base_question, read_sweep, score_of, sweep_points, sweep_results
+from flows.sweep import SweepPoint, base_question, read_sweep, score_of, scored_by_others, sweep_points, sweep_results
 from flows.train_sweep import train_sweep
+from storage.control import code_of_play
 from storage.json_files import write_json
 from storage.run_base import new_base
 from storage.runs import RunPaths
@@ -151,3 +154,18 @@ def test_a_run_that_was_scored_otherwise_is_not_done_and_never_mixed_with_others
     assert before.scores == {0: 0.5} and point.scores == {7: 2.0}
     seldom = point.runs[1].evaluation.model_copy(update={"every": 0})
     assert score_of(point.runs[1].model_copy(update={"evaluation": seldom})) == 2.0, "scored alike, however often"
+
+
+def test_scores_of_programs_that_may_play_differently_are_named_with_what_mends_them(tmp_path: Path):
+    runs = points_of(tmp_path, f"seeds = [0, 7]\n{RATES}")[0].runs
+    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
+    for run, code in zip(runs, ({"entente.game": "as it was"}, code_of_play()), strict=True):
+        done(run, 0.5)
+        record = ScoreRecord(
+            label="trained", player=POLICY, opponents="random", policy_version=run.steps, settings=run.evaluation, score=score,
+            code=code,
+        )  # fmt: skip
+        write_score(run.paths, record)
+    points = [SweepPoint(values={}, runs=[run]) for run in runs]
+    assert "remove summary.json of rates-1, and" in scored_by_others(points)
+    assert scored_by_others(points[:1]) == scored_by_others(points[1:]) == ""
