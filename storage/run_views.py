@@ -93,10 +93,11 @@ def make_views(index: Index, paths: RunPaths, token_text: TokenText, read_though
     newest = last_step(paths)
     index.judge(newest + 1, policy_version=newest)
     tables = [index.rows[name].replace_schema_metadata(None) for name in sorted(index.rows)]
+    readings = (paths.devices.with_suffix(f".before{paths.devices.suffix}"), paths.devices)  # a long file was renamed
     for name, rows in {
         "payload": _stacked(tables, _LISTS),
         "metrics": _long(index, paths.metrics, {"step": pa.int32()}),
-        "devices": _long(index, paths.devices, {"time": pa.float64(), "device": pa.string()}),
+        "devices": pa.concat_tables(_long(index, file, {"time": pa.float64(), "device": pa.string()}) for file in readings),
     }.items():
         connection.register(name, rows)
     connection.create_function("token_text", _texts(token_text), ["INTEGER"], "VARCHAR", type=ARROW, null_handling=SPECIAL)

@@ -13,6 +13,7 @@ import pyarrow.csv
 import pytest
 
 from entente.decoding.open_set import open_set
+from entente.telemetry.devices import append_line
 from entente.telemetry.errors import InputError
 from storage.index import Index
 from storage.ledger import write_ledger
@@ -173,6 +174,14 @@ def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, pub
     lags = answers["lag_histogram"].to_pylist()
     assert abs(sum(row["share"] for row in lags) - 1) < 1e-9 and {row["policy_lag"] for row in lags} <= {0, 1, 2}
     assert [name for name, answer in answers.items() if answer.num_rows == 0] == []
+
+
+def test_readings_of_gpus_are_rows_also_from_the_file_that_was_too_long(paths: RunPaths):
+    for minute in (1, 2):
+        line = json.dumps({"time": 60.0 * minute, "device": "0", "utilisation": 0.5})
+        append_line(paths.devices, line, largest=0)
+    with connect(paths.root) as run:
+        assert ask(run, "select time from devices order by time")["time"].to_pylist() == [60.0, 120.0]
 
 
 def test_probes_change_no_answer_about_the_policy_s_play(paths: RunPaths, publish: Callable[..., Any]):
