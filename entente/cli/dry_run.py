@@ -89,6 +89,9 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     powers = 1 if rollouts.policy_powers == "one" else len(POWERS)
     forks_a_step = rollouts.start_groups * rollouts.forks_per_group
     decisions = round(sum(count * forks_a_step * samples[years].decisions_per_fork for years, count in at_horizon.items()))
+    fork_years = sum(count * years for years, count in at_horizon.items())
+    row_bytes = sum(count * forks_a_step * samples[years].fork_bytes for years, count in at_horizon.items())
+    unique_tokens = sum(count * samples[years].unique_tokens for years, count in at_horizon.items()) / max(1, steps)
     name = settings.run or f"{Path(settings.inference.model).name.lower()}-seed{settings.seed}-<time>"
     return {
         "command": "train",
@@ -96,7 +99,7 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         "work": {
             "steps": steps,
             "forks": forks,
-            "decisions_at_most": forks * powers * PHASES_A_YEAR * rollouts.horizon_years,
+            "decisions_at_most": forks_a_step * powers * PHASES_A_YEAR * fork_years,
             "decisions_about": decisions,
             "forks_of_both_scores": 2 * _scored_forks(settings.evaluation),
         },
@@ -108,11 +111,11 @@ def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
         }
         | ({"warning": warning} if shape and (warning := rate_warning(settings.training.learning_rate, shape.hidden)) else {}),
         "tokens": _tokens(settings, sample, decisions, exact=model is not None),
-        "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, sample, machine),
+        "time": _time(settings, steps, decisions) or _first_guess(settings, steps, model, unique_tokens, machine),
         "memory": _memory(
             settings, shape, machine, trainer_bytes(settings, shape, machine), trainer_gpu_bytes(settings, shape, machine)
         ),
-        "disk": _disk(settings, steps, forks * sample.fork_bytes, shape, settings.runs_root / name),
+        "disk": _disk(settings, steps, row_bytes, shape, settings.runs_root / name),
         "uses": _uses(settings, cards, model, cache) | ({"prompts": tokens.form.chat.description} if model else {}),
     }
 
@@ -170,12 +173,13 @@ def _time(settings: RunSettings, steps: int, decisions: int) -> Forecast:
     return {}
 
 
-def _first_guess(settings: RunSettings, steps: int, model: Path | None, sample: Rehearsal, machine: Machine) -> Forecast:
+def _first_guess(settings: RunSettings, steps: int, model: Path | None, unique_tokens: float, machine: Machine) -> Forecast:
+    """`unique_tokens`: of a start group, mean over the steps."""
     if model is None or machine.gpu_total or machine.trainer_gpu[1] or settings.inference.urls:
         return {"steps": "unknown until a run with this model is here"}
     from entente.training.first_guess import step_seconds
 
-    sampled = settings.rollouts.start_groups * sample.unique_tokens
+    sampled = settings.rollouts.start_groups * unique_tokens
     one = step_seconds(read_architecture(model), sampled, overlaps=settings.pipeline.buffer_depth > 0 and usable_cores() > 1)
     return _times(steps * one, steps, "the model's arithmetic and the rate at which this machine multiplies matrices")
 

@@ -237,14 +237,16 @@ def test_before_any_run_the_time_follows_from_the_models_arithmetic(model: Path,
     assert share == pytest.approx(32 / settings.rollouts.start_groups, rel=0.01)
 
 
-def test_decisions_of_a_schedule_are_those_of_each_horizon(model: Path, tmp_path: Path):
-    def decisions(steps: int, **rollouts: Any) -> int:
+def test_decisions_and_rows_of_a_schedule_are_those_of_each_horizon(model: Path, tmp_path: Path):
+    def work(steps: int, **rollouts: Any) -> tuple[int, int, int]:
         given = {"inference": {"model": str(model)}, "runs_root": str(tmp_path), "steps": steps, "rollouts": rollouts}
-        return plan_train(layered_settings("laptop", overrides=given))["work"]["decisions_about"]
+        plan = plan_train(layered_settings("laptop", overrides=given))
+        return plan["work"]["decisions_about"], plan["work"]["decisions_at_most"], plan["disk"]["shards_bytes_about"]
 
-    short, long = decisions(2, horizon_years=1), decisions(3, horizon_years=2)
-    assert long > 2 * short
-    assert decisions(5, horizon_years=1, horizon_schedule="3:2") == pytest.approx(short + long, abs=1)
+    short, long = work(2, horizon_years=1), work(3, horizon_years=2)
+    assert long[0] > 2 * short[0]
+    for rollouts in ({"horizon_years": 1, "horizon_schedule": "3:2"}, {"horizon_years": 2, "horizon_schedule": "4:1"}):
+        assert work(5, **rollouts) == pytest.approx([a + b for a, b in zip(short, long, strict=True)], abs=2)
 
 
 def test_a_prefix_that_forks_share_is_one_work():
