@@ -100,6 +100,7 @@ async def measure_candidates(
         job = {
             "run": str(settings.paths.root.resolve()),
             "settings": candidate.settings.model_dump(mode="json"),
+            "threads": max(settings.threads),
             "start_groups": tuning.start_groups,
             "rounds": tuning.rounds,
         }

@@ -37,7 +37,7 @@ from tasks.rollout_worker import cache_of
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Play the start groups of a job several times with the run's newest adapter, and return the figures."""
     run = settings_of(RunPaths(Path(job["run"])))
-    apply_threads(max(run.threads))
+    apply_threads(job["threads"])
     return asyncio.run(_measure(run, InferenceSettings.model_validate(job["settings"]), job["start_groups"], job["rounds"]))
 
 

@@ -1,11 +1,24 @@
 """Claims about the tuner: the grid, what is chosen, and what a candidate's process measures."""
 
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import tune_engine
-from benchmarks.tune_engine import COLUMNS, NOISE, Candidate, TuneSettings, candidates_of, choose, table_rows, varied_axes
+from benchmarks.tune_engine import (
+    COLUMNS,
+    NOISE,
+    Candidate,
+    TuneSettings,
+    candidates_of,
+    choose,
+    measure_candidates,
+    table_rows,
+    varied_axes,
+)
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import ChildResult
@@ -47,6 +60,22 @@ def test_what_does_not_fit_beside_the_runs_trainer_is_left_out_and_told(
     shares = [each.settings.gpu_memory_utilization for each in grid(base, gpu_memory_utilization=(0.5, 0.85, 0.9))]
     assert shares == [base.inference.gpu_memory_utilization, 0.5]
     assert len(said) == 1 and "gpu_memory_utilization 0.9, which no run could use: lower the share to 0.73" in said[0]
+
+
+def test_a_candidate_is_measured_with_the_threads_of_the_files_that_the_run_goes_on_with(
+    base: RunSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    jobs = list[Mapping[str, Any]]()
+
+    async def run_child(module: str, job: Mapping[str, Any], log: Path, *, limit_s: float) -> ChildResult:
+        jobs.append(job)
+        return ChildResult(answer=None, why="it was not run")
+
+    monkeypatch.setattr(tune_engine, "run_child", run_child)
+    monkeypatch.setattr("entente.settings.run_settings.usable_cores", lambda: 8)
+    with_file = base.model_copy(update={"inference": base.inference.model_copy(update={"threads": 6})})
+    asyncio.run(measure_candidates(with_file, TuneSettings(), grid(with_file), tmp_path))
+    assert [job["threads"] for job in jobs] == [6]
 
 
 def test_what_is_chosen_is_the_fastest_within_latency_and_cache_hits(base: RunSettings):
