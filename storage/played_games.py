@@ -19,8 +19,8 @@ from entente.telemetry.read_file import read_text
 
 HUMAN = "human"
 """Name of a seat that a person plays."""
-_LARGEST = 4 << 20
-"""Largest file, bytes; a game of a hundred years is smaller."""
+_LARGEST = 64 << 20
+"""Largest file, bytes; a game of twenty years is smaller, also if all powers search with the most proposals."""
 _Text = Annotated[str, Field(max_length=64)]
 _Player = Annotated[str, Field(max_length=256)]
 

@@ -11,6 +11,7 @@ from entente.live_games.game import Choice, PlayedGame, StaleError
 from entente.live_games.game_file import GameFile, open_game, saved
 from entente.live_games.page import as_data
 from entente.players.policy import DecisionRequest
+from entente.players.search_settings import MOST_PROPOSALS
 from entente.telemetry.errors import EngineError, InputError
 from storage.played_games import SavedProposal, read_game
 
@@ -211,3 +212,14 @@ def test_what_a_search_tried_is_stored_and_shown_best_first(new_game, bots, tmp_
     assert again.turns[0].proposals == game.turns[0].proposals and "FRANCE" not in game.turns[0].proposals
     shown = as_data(again)["phases"][0]["tried"][POWERS.index("ITALY")]
     assert [(each["value"], each["sure"], each["playouts"]) for each in shown] == [(4.0, None, 4), (3.0, 0.5, 4)]
+
+
+def test_a_game_of_searches_with_the_most_proposals_can_be_opened_again_after_years(new_game, bots, tmp_path):
+    game, file = new_game("FRANCE"), tmp_path / "game.json"
+    tried = SavedProposal(orders=("F STP/SC S A MOS - LVN",) * 17, value=3.0, playouts=8)
+    bots.proposals = (tried,) * MOST_PROPOSALS
+    while len(game.turns) < 8:
+        order(game, "FRANCE")
+    asyncio.run(GameFile(file).write(game))
+    assert file.stat().st_size > 4 << 20
+    assert len(read_game(file).turns) == len(game.turns)
