@@ -58,7 +58,12 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
     own = [] if run is None else read_matches(run.matches)
     for place, match in enumerate([*own, *map(_read_match, files)]):
         for player in match.players:
-            of_run = version is not None and (player.run, player.adapter_hash) == (version.run, version.adapter_hash)
+            # A copied run has another name than its matches say: in these, its own versions are those named without a run.
+            of_run = (
+                version is not None
+                and (player.run == version.run or (place < len(own) and player.run and ":" not in player.name))
+                and player.adapter_hash == version.adapter_hash
+            )
             if of_run or player.weights_hash in known:  # in one seat, or in six
                 matches.append((match, player.name.removesuffix(SEARCHES)))
                 break

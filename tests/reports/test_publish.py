@@ -315,8 +315,14 @@ def test_a_version_of_a_fetched_base_has_a_card_that_says_nothing_of_how_the_bas
     assert "games between" not in card and "imitation steps" not in card and "stored as float32" in card
 
 
-@pytest.mark.parametrize(("measured", "opponents"), [("v2", "random"), ("random", "v2")], ids=["one seat", "six seats"])
-def test_the_matches_of_a_version_s_run_are_on_its_card(stored_run: RunPaths, tmp_path: Path, measured: str, opponents: str):
+@pytest.mark.parametrize(
+    ("measured", "opponents", "run"),
+    [("v2", "random", "before"), ("random", "v2", "before"), ("v2", "random", "original")],
+    ids=["one seat", "six seats", "of a copied run"],
+)
+def test_the_matches_of_a_version_s_run_are_on_its_card(
+    stored_run: RunPaths, tmp_path: Path, measured: str, opponents: str, run: str
+):
     root = stored_run.root.parent
     source = find_version("before:v2", root)
     half = Estimate(mean=0.5, low=None, high=None)
@@ -326,7 +332,7 @@ def test_the_matches_of_a_version_s_run_are_on_its_card(stored_run: RunPaths, tm
         label="one",
         settings=MatchSettings(players=(measured,), opponents=opponents, years=1),
         players=(
-            Contestant(name="v2", run="before", version=2, adapter_hash=source.version.adapter_hash),
+            Contestant(name="v2", run=run, version=2, adapter_hash=source.version.adapter_hash),
             Contestant(name="random"),
         ),
         table=MatchTable(games=7, clusters=7, players=(figures,), pairs=(), rejected=0),
