@@ -15,7 +15,7 @@ from entente.evaluation.score_files import read_scores, write_score
 from entente.records.policy_version import BASE_VERSION
 from entente.settings.find_model import model_folder
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.errors import TrainingError
+from entente.telemetry.errors import EngineError, TrainingError
 from entente.telemetry.progress import reporter
 from flows.open_run import check_inputs
 from flows.sweep import base_question, check_name_of_sweep, score_of
@@ -29,7 +29,7 @@ async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -
 
     Raises:
         InputError: a run cannot be trained, exists without `resume`, or has other settings or another base model.
-        TrainingError: the training of a run failed; all others are done.
+        TrainingError: the rollouts or the training of a run failed; all others are done.
     """
     for run in runs:
         check_name_of_sweep(run, name, resume=resume)
@@ -67,7 +67,7 @@ async def _train(run: RunSettings, runs: Sequence[RunSettings]) -> str:
             break
     try:
         await train_policy(run, resume=run.paths.settings.exists())
-    except TrainingError as error:
+    except (EngineError, TrainingError) as error:
         reporter().say(f"run {run.run} failed, the sweep continues: {error}")
         return str(error)
     return ""

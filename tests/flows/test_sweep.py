@@ -10,7 +10,7 @@ import pytest
 from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.strength import POLICY, Score
 from entente.settings.run_settings import RunSettings
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import EngineError, InputError, TrainingError
 from flows.sweep import SweepPoint, base_question, read_sweep, score_of, scored_by_others, sweep_points, sweep_results
 from flows.train_sweep import train_sweep
 from storage.control import code_of_play
@@ -104,6 +104,23 @@ def test_a_sweep_whose_model_was_replaced_after_some_runs_is_refused(
     flip(model / "model.safetensors")
     with pytest.raises(InputError, match="the base model of run 'rates-1' was replaced"):
         asyncio.run(train_sweep("rates", [first, second], resume=True))
+    assert trained == ["rates-2"]
+
+
+@pytest.mark.parametrize("error", [TrainingError("the loss is not finite"), EngineError("9 of 16 forks failed")], ids=str)
+def test_a_run_that_fails_leaves_the_others_to_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+    trained = []
+
+    async def train(run: RunSettings, *, resume: bool) -> None:
+        if run.seed == 0:
+            raise error
+        trained.append(run.run)
+
+    monkeypatch.setattr("flows.train_sweep.train_policy", train)
+    monkeypatch.setattr("flows.train_sweep.check_inputs", lambda *_, **__: None)
+    runs = points_of(tmp_path, f"seeds = [0, 7]\n{RATES}")[0].runs
+    with pytest.raises(TrainingError, match=f"1 of 2 runs failed; .*run rates-1 failed: {error}"):
+        asyncio.run(train_sweep("rates", runs, resume=False))
     assert trained == ["rates-2"]
 
 
