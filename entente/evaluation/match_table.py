@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from entente.evaluation.intervals import Estimate, cluster_means, clusters_to_show, estimate
+from entente.evaluation.intervals import Estimate, cluster_means, clusters_to_show, estimate, wilson_interval
 from entente.evaluation.matches import GAMES_PER_ROUND, GameResult
 from entente.evaluation.protocols import part_of_protocol
 from entente.evaluation.settings import MatchSettings, Measure
@@ -173,9 +173,13 @@ def _difference(other: str, seats: Sequence[_Seat], settings: MatchSettings) -> 
     clusters = [cluster_of[key] for key in both]
     needed = clusters_to_show(list(cluster_means(differences, clusters).values()))
     games_of_one = len({seat.pair for seat in seats}) / len(set(clusters))
+    found = estimate(differences, clusters, settings.seed)
+    if MEASURES[settings.measure][1] and found.interval and not any(differences):  # as for equal shares: Wilson's end, either way
+        most = wilson_interval(0, found.clusters)[1]
+        found = replace(found, low=-most, high=most)
     return PairDifference(
         player=first,
         other=other,
-        difference=estimate(differences, clusters, settings.seed),
+        difference=found,
         games_to_show=None if needed is None else _whole_rounds(needed * games_of_one),
     )

@@ -180,6 +180,9 @@ def _training(source: Source) -> dict[str, Any]:
     settings["training.learning_rate"] = source.settings.training.learning_rate  # the default depends on the model's width
     if "inference.model" in settings:
         settings["inference.model"] = source.hub_id or _place(source.base)
+    if "rollouts.horizon_schedule" in settings:  # a run of so many steps is refused horizons that begin later
+        begun = [f"{first}:{years}" for first, years in source.settings.rollouts.horizons if first <= source.version.version]
+        settings["rollouts.horizon_schedule"] = ",".join(begun)
     training = {"run": source.version.run, "version": source.version.version, "preset": _PRESET, "settings": settings}
     return prompts | {"training": training}
 

@@ -144,6 +144,13 @@ def test_differences_are_paired_so_luck_that_both_share_cancels():
     assert pair.difference.mean == pytest.approx(1) and pair.difference.high - pair.difference.low < 1e-9 and pair.shown
 
 
+def test_shares_that_are_equal_in_all_rounds_do_not_show_that_the_players_are():
+    """Nobody wins alone in 20 rounds: up to Wilson's end for none of 20, one of the two may do so more often."""
+    settings = MatchSettings(players=("a", "b"), measure="solo")
+    (pair,) = match_table(made_up([{"a": 9, "b": 3}] * 20), settings).pairs
+    assert pair.difference.interval == pytest.approx((-0.161, 0.161), abs=1e-3)
+
+
 def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
     """Two rounds of seven games allow intervals of the players, but not of their difference."""
     settings = MatchSettings(players=("a", "b"), measure="centres")

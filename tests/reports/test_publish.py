@@ -356,12 +356,14 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     assert source.settings is not None
     blend = {"reward_weights": {"centres_gained": 1.0, "final_centres_gained": 0.5}}  # the preset has the first too
     storage = source.settings.storage.model_copy(update=blend)
-    source = replace(source, settings=source.settings.model_copy(update={"storage": storage}))
+    rollouts = source.settings.rollouts.model_copy(update={"horizon_schedule": "1:2,9:3"})  # its version 1 knew no three years
+    source = replace(source, settings=source.settings.model_copy(update={"storage": storage, "rollouts": rollouts}))
     card = (export_adapter(source, tmp_path / "two", stored_run.root.parent) / "README.md").read_text()
     (tmp_path / "trained.toml").write_text(*re.findall(r"```toml\n(.*?)```", card, re.DOTALL))
     assert source.settings is not None
     few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
-    assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == {}
+    schedule = {"rollouts.horizon_schedule": ["1:2,9:3", "1:2"]}
+    assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == schedule
 
 
 TAUGHT = {"labels": ["/far/away/round-1"], "games": 0, "recorded": [], "begin_with": "/far/away/models/one"}
