@@ -2,7 +2,7 @@
 -- seed, max_policy_lag and max_uses.
 --
 -- 1. The eligibility of every advantage group for a trainer at `policy_version`, by the first rule it breaks:
---      used       ledgers name it `max_uses` times
+--      used       ledgers name it `max_uses` times, or less often and it lies too far behind by now
 --      unusable   fewer than 2 decisions, a failed one, a rejected order, or a return that is not a number
 --      ahead      a row is of a version that the trainer has not reached (it went back to a checkpoint)
 --      expired    its oldest row lies more than `max_policy_lag` versions behind
@@ -27,7 +27,7 @@ SELECT
         WHEN uses >= getvariable('max_uses') THEN 'used'
         WHEN NOT usable THEN 'unusable'
         WHEN newest_version > getvariable('policy_version') THEN 'ahead'
-        WHEN group_lag > getvariable('max_policy_lag') THEN 'expired'
+        WHEN group_lag > getvariable('max_policy_lag') THEN CASE WHEN uses > 0 THEN 'used' ELSE 'expired' END
         WHEN NOT has_range THEN 'zero_std'
         ELSE 'eligible'
     END AS eligibility

@@ -128,7 +128,7 @@ def naive_selection(
         elif max(versions) > step - 1:
             eligibility[group] = "ahead"
         elif lag[group] > storage.max_policy_lag:
-            eligibility[group] = "expired"
+            eligibility[group] = "used" if uses[members[0].decision_id] else "expired"
         elif max(values) - min(values) <= 1e-6:
             eligibility[group] = "zero_std"
         else:
