@@ -151,7 +151,7 @@ class RolloutQueue:
     def _begin_steps(self, last: int, while_training: int | None = None) -> None:
         held = None
         if self.in_step and while_training is not None:
-            held = ledger_path(self._resources.paths, while_training)
+            held = ledger_path(self._resources.paths, while_training).resolve()  # a worker of a cluster works in another folder
         while self._begun < last:
             self._begun += 1
             for first, count in self._missing(self._begun):

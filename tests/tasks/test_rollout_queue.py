@@ -388,3 +388,21 @@ def test_a_shard_that_an_earlier_step_trained_on_stays_though_its_phases_are_los
     write_ledger(paths, 1, pa.Table.from_pylist([row], ROWS_SCHEMA), {})
     missing = [first for first, _ in queue(field, 2, paths=paths)._missing(2)]
     assert missing == list(range(other, 2 * START_GROUPS))
+
+
+def test_a_worker_that_works_in_another_folder_finds_the_ledger_that_its_shard_waits_for(
+    field: Field, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paths = RunPaths(tmp_path / "runs" / "mine").create()
+    monkeypatch.chdir(tmp_path)
+
+    async def run() -> None:
+        async with queue(field, 1, paths=RunPaths(Path("runs/mine"))) as rollouts:
+            rollouts.play_ahead(1)
+            await settled()
+
+    scene(run)
+    write_ledger(paths, 1, ROWS_SCHEMA.empty_table(), {})
+    monkeypatch.chdir("/")
+    assert all(each.after and each.after.exists() for each in field.begun if each.step == 2)
+    assert {each.step for each in field.begun} == {1, 2}
