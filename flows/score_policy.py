@@ -20,12 +20,11 @@ from tasks.evaluation import evaluate_player
 from tasks.open_objects import OpenRun
 
 
-def run_summary(
-    settings: RunSettings, totals: Totals, scores: dict[str, Score], orchestration_share: float, wall_s: float
-) -> dict[str, Any]:
+def run_summary(settings: RunSettings, totals: Totals, scores: dict[str, Score], wall_s: float) -> dict[str, Any]:
     """Figures of a finished run. `scores` are by label ("base", "trained_vs_mover", ...); `orchestration_share` is the
-    fraction of step time spent in Prefect and the flow, 0 to 1; `wall_s` includes the steps of earlier processes. `totals` lack
-    the shards that retention removed, and the metrics lack steps that a kill left unlogged: the larger count is taken."""
+    fraction of the logged steps' time spent in Prefect and the flow, 0 to 1; `wall_s` includes the steps of earlier processes.
+    `totals` lack the shards that retention removed, and the metrics lack steps that a kill left unlogged: the larger count is
+    taken."""
     summary, run = dict[str, Any](), read_run(settings.paths)
     rejected = max(totals.orders_rejected, int(run.total("rollout/orders_rejected")))
     if "base" in scores:
@@ -41,7 +40,7 @@ def run_summary(
         "decisions": max(totals.decisions, run.decisions),
         "max_policy_lag_seen": totals.max_policy_lag,
         "orders_rejected": rejected + sum(score.orders_rejected for score in scores.values()),
-        "orchestration_share": round(orchestration_share, 4),
+        **({"orchestration_share": round(run.share("time/orchestration_s", "time/step_s"), 4)} if run.steps else {}),
         "run": str(settings.paths.root),
     }
 

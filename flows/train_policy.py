@@ -65,13 +65,13 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
             await show_refresh(settings.runs_root, settings.cache)
         scores = await score_policy(resources, settings, "base")
         with open_log(resources, settings) as log, freeze_old_objects():
-            orchestration_share = await _train_steps(resources, settings, log)
+            await _train_steps(resources, settings, log)
             scores |= await score_policy(resources, settings, "trained")
             scores |= await score_scripted(resources, settings)
             log.log(settings.steps + 1, {f"score/{name}": score.mean for name, score in scores.items() if "_vs_" not in name})
         totals = await asyncio.to_thread(count_run, resources.paths)
         wall_s = time.monotonic() - began + earlier_seconds(resources.paths, resources.resume_point.step_done)
-        summary = run_summary(settings, totals, scores, orchestration_share, wall_s)
+        summary = run_summary(settings, totals, scores, wall_s)
         write_json(resources.paths.summary, summary)
     if scores:
         await show_result(settings.paths, summary)
@@ -81,8 +81,8 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
     return summary
 
 
-async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog) -> float:
-    """Roll out, train and publish, step by step. Returns the fraction of the time spent on orchestration."""
+async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog) -> None:
+    """Roll out, train and publish, step by step."""
     first_step = resources.resume_point.step_done + 1
     page = RunPage(settings.paths.root, settings.steps)
     desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
@@ -109,7 +109,6 @@ async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog
                 forget_finished_tasks()
                 await asyncio.to_thread(drop_old_adapters, resources.paths, settings.retention)
                 await asyncio.to_thread(resources.trainer.retire, settings.retention)
-    return clock.orchestration_share
 
 
 async def _score_missed(resources: OpenRun, settings: RunSettings, queue: RolloutQueue) -> dict[str, float]:

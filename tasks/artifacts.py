@@ -190,7 +190,7 @@ def result_page(paths: RunPaths, summary: Mapping[str, Any]) -> str:
     from entente.reports.read_run import read_settings
     from entente.reports.sentences import refreshed_positions, verdict  # loads DuckDB
 
-    scores, report = read_scores(paths), paths.root / "report.html"
+    scores, report, share = read_scores(paths), paths.root / "report.html", summary.get("orchestration_share")
     parts = [
         f"# {paths.root.name}",
         verdict(scores),
@@ -198,8 +198,8 @@ def result_page(paths: RunPaths, summary: Mapping[str, Any]) -> str:
         *(f"{label.partition('_vs_')[0]} against {each.opponents}: {each.score.describe()}" for label, each in scores.items()),
         f"It took {summary['steps']} steps, {summary.get('decisions', 0)} decisions "
         f"and {summary.get('wall_s', 0):.0f} s; orders rejected: {summary.get('orders_rejected', 0)}; "
-        f"policy lag at most {summary.get('max_policy_lag_seen', 0)}; "
-        f"Prefect's share of the steps' time: {summary.get('orchestration_share', 0):.1%}.",
+        f"policy lag at most {summary.get('max_policy_lag_seen', 0)}"
+        + (f"; Prefect's share of the steps' time: {share:.1%}." if share is not None else "."),
         f"The report is `{report.resolve()}`." if report.exists() else f"The run is in `{paths.root.resolve()}`.",
         f"Steps, groups, decisions and games, live: `{view_command(paths.root, summary['steps'])}`.",
     ]

@@ -24,13 +24,7 @@ class StepClock:
         self._events = resources.engine.events()
         if resources.gpus is not None:
             resources.gpus.sample()  # drops the readings of the time before, in which the base was scored
-        self._orchestration_s = self._steps_s = 0.0
         self._steps = 0
-
-    @property
-    def orchestration_share(self) -> float:
-        """Fraction of the steps' wall time in which nothing else was done than orchestration."""
-        return self._orchestration_s / self._steps_s if self._steps_s else 0.0
 
     async def end_step(self, rolled: StepRollouts, trained: Mapping[str, float]) -> dict[str, float]:
         began, now = self._step_began, time.monotonic()
@@ -65,8 +59,6 @@ class StepClock:
         }
         orchestration_s = stages_of({**trained} | times)["orchestration"]
         times |= {"time/orchestration_s": orchestration_s, "time/orchestration_share": orchestration_s / step_s}
-        self._orchestration_s += orchestration_s
-        self._steps_s += step_s
         spans.forget(before=now)
         return times
 

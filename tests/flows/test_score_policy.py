@@ -18,6 +18,7 @@ from entente.telemetry.timing import Spans
 from flows import score_policy as scores
 from state_cache.settings import CacheSettings
 from state_cache.store import StateCache
+from storage.ledger import Totals
 from storage.runs import RunPaths, last_change
 from tasks.evaluation import evaluate_player
 
@@ -129,3 +130,16 @@ def test_the_time_of_a_resumed_run_includes_the_steps_of_the_processes_before(tm
     assert scores.earlier_seconds(paths, 2) == 30.0 and scores.earlier_seconds(paths, 0) == 0.0
     paths.metrics.write_text('{"step": 1, "time/step_s": 10.0}\n{"step": 2, "time/train_s": 5.0}\n')
     assert scores.earlier_seconds(paths, 2) == 10.0, "a resume logs the figures of a step from its checkpoint, without its time"
+
+
+def test_a_run_that_is_resumed_for_its_scores_alone_has_the_share_of_orchestration_of_all_its_steps(tmp_path: Path):
+    settings = layered_settings("laptop", overrides={"run": "mine", "runs_root": tmp_path})
+    paths = settings.paths.create()
+    paths.settings.write_text(settings.model_dump_json())
+    counted, logged = (
+        Totals(decisions=1, orders_rejected=0, max_policy_lag=0),
+        '{"step": 1, "time/orchestration_s": 1.0, "time/step_s": 4.0}\n',
+    )
+    assert "orchestration_share" not in scores.run_summary(settings, counted, {}, 1.0), "no step was measured"
+    paths.metrics.write_text(logged)
+    assert scores.run_summary(settings, counted, {}, 1.0)["orchestration_share"] == 0.25

@@ -67,7 +67,7 @@ def test_decisions_of_shards_that_retention_removed_are_counted(stored_run: RunP
     stored_run.metrics.write_text("\n".join(map(json.dumps, lines)))
     for shard in shard_files(stored_run):
         shard.unlink()
-    summary = run_summary(settings_of(stored_run), count_run(stored_run), {}, 0.0, 1.0)
+    summary = run_summary(settings_of(stored_run), count_run(stored_run), {}, 1.0)
     write_json(stored_run.summary, summary)
     assert (summary["decisions"], summary["orders_rejected"]) == (stored, 3)
     assert read_run(stored_run).decisions == page_of(stored_run).count("decisions rolled out") == stored
