@@ -19,12 +19,12 @@ from typing import Any, Self
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.rollouts.figures import Figures, rollout_figures
 from entente.rollouts.groups import GroupRange
-from entente.settings.run_settings import RunSettings
+from entente.settings.run_settings import DEEPEST_BUFFER, RunSettings
 from entente.telemetry.errors import DataError
 from entente.telemetry.progress import reporter
 from storage.adapters import read_adapter
 from storage.ledger import ledger_path, ledgers_after
-from storage.shards import LOCAL_PRODUCER, Coverage, coverage
+from storage.shards import LOCAL_PRODUCER, Coverage, coverage, shard_path
 from tasks.open_objects import OpenRun
 
 
@@ -170,11 +170,12 @@ class RolloutQueue:
         """(first group, count) of each task of a step. Skips groups that are already in shards, as after a resume."""
         if ledger_path(self._resources.paths, step).exists():
             return []  # the rows are selected already, and the trainer will use exactly these
-        named = set[str]()
-        if not self.in_step:  # earlier steps may have trained on groups of this one
-            ledgers = ledgers_after(self._resources.paths, step - 1 - self._depth)
+        paths, first, named = self._resources.paths, (step - 1) * self._wanted, set[str]()
+        if any(shard_path(paths, LOCAL_PRODUCER, number).exists() for number in range(first, first + self._wanted)):
+            # Earlier steps may have trained on groups of this one, also if the buffer was deeper before the run was resumed.
+            ledgers = ledgers_after(paths, step - 1 - DEEPEST_BUFFER)
             named.update(name for rows in ledgers for name in rows["shard"].unique().to_pylist())
-        covered = coverage(self._resources.paths, LOCAL_PRODUCER, (step - 1) * self._wanted, self._wanted, named)
+        covered = coverage(paths, LOCAL_PRODUCER, first, self._wanted, named)
         self._note_published(covered)
         size = self._groups_per_task
         return [

@@ -26,12 +26,14 @@ from storage.settings import StorageSettings
 
 ROLLOUT_TIMEOUT_S = 900.0
 """Seconds after which a rollout task is cancelled and retried; whole games with search take minutes."""
+DEEPEST_BUFFER = 64
+"""Largest `pipeline.buffer_depth`."""
 
 
 class PipelineSettings(Settings):
     """How rollouts and training overlap, and how Prefect runs them."""
 
-    buffer_depth: Annotated[int, Field(ge=0, le=64)] = 2
+    buffer_depth: Annotated[int, Field(ge=0, le=DEEPEST_BUFFER)] = 2
     """Steps of rollouts in flight while the trainer trains; 0: rollouts and training alternate, without policy lag. With 0 or 1
     each step waits for its own start groups and, with storage.max_uses 1, trains on exactly these, and two CPU runs with one seed
     are equal; from 2 on it begins as soon as enough start groups are ready."""

@@ -378,7 +378,9 @@ def test_a_version_that_is_scored_after_a_resume_waits_for_rollouts_of_the_one_b
     asyncio.run(score())
 
 
-def test_a_shard_that_an_earlier_step_trained_on_stays_though_its_phases_are_lost(field: Field, tmp_path: Path):
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_shard_that_an_earlier_step_trained_on_stays_though_its_phases_are_lost(field: Field, tmp_path: Path, depth: int):
+    """Also if the run is resumed with a shallower buffer than that step had."""
     paths, other = RunPaths(tmp_path).create(), START_GROUPS + 1
     for group in (START_GROUPS, other):
         rows = [make_decision(random.Random(group), LOCAL_PRODUCER, start_group=group, fork=fork) for fork in range(2)]
@@ -386,7 +388,7 @@ def test_a_shard_that_an_earlier_step_trained_on_stays_though_its_phases_are_los
     named = f"{LOCAL_PRODUCER}/{START_GROUPS:06d}.arrow"
     row = {each.name: (named if each.name == "shard" else "") if each.type == pa.string() else 0 for each in ROWS_SCHEMA}
     write_ledger(paths, 1, pa.Table.from_pylist([row], ROWS_SCHEMA), {})
-    missing = [first for first, _ in queue(field, 2, paths=paths)._missing(2)]
+    missing = [first for first, _ in queue(field, depth, paths=paths)._missing(2)]
     assert missing == list(range(other, 2 * START_GROUPS))
 
 
