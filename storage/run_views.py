@@ -35,7 +35,8 @@ VIEWS = {
 """View -> what a row is."""
 COLUMNS = {
     "shard": "File below `shards/`.",
-    "producer": "Who played it: `local`, the run's rollouts; `probe`, single forks that compare engine and trainer at a resume.",
+    "producer": "Who played it: `local`, the run's rollouts; `probe`, single forks that compare engine and trainer where no "
+    "rollout is of the newest version.",
     "row": "Place in the shard, from 0.",
     "n_prompt": "Prompt tokens.",
     "n_completion": "Completion tokens.",

@@ -16,7 +16,7 @@ from state_cache.store import StateCache
 from storage.runs import RunPaths
 
 PROBE = "probe"
-"""Producer name of the rollouts that compare engine and trainer when a run is resumed."""
+"""Producer name of the rollouts that compare engine and trainer where others are of older versions."""
 
 
 @dataclass(kw_only=True)
