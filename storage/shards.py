@@ -61,10 +61,11 @@ class Shard:
 
 
 def shard_names(paths: RunPaths) -> list[str]:
+    """Producer by producer, in the order of their start groups, whose numbers may have more than six digits."""
     return [
         f"{producer}/{name}"
         for producer in folders_in(paths.shards)
-        for name in sorted(names_in(paths.shards / producer))
+        for name in sorted(names_in(paths.shards / producer), key=lambda name: (len(name), name))
         if SHARD_NAME.fullmatch(name)
     ]
 

@@ -15,7 +15,7 @@ from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
 from storage.index import Index
 from storage.runs import RunPaths
-from storage.shards import coverage, open_phases, open_shard, publish_shard
+from storage.shards import coverage, open_phases, open_shard, publish_shard, shard_names, shard_path
 from tests.damage import flip
 
 CODE = {"code": "1f3c"}
@@ -181,3 +181,11 @@ def test_start_groups_without_rows_still_lead_to_the_next_name(paths: RunPaths, 
     decisions, phases = rows.make_shard_rows(rng, range(4, 5))
     assert publish_shard(paths, "p0", 4, decisions, phases, CODE, next_start_group=8).start_groups == (4,)
     assert Index(paths).refresh() == len(decisions)
+
+
+def test_the_shards_of_a_run_with_more_than_a_million_start_groups_are_in_their_order(paths: RunPaths) -> None:
+    numbers = [0, 999_996, 1_000_000, 1_000_004]
+    (paths.shards / "p0").mkdir(parents=True)
+    for number in numbers:
+        shard_path(paths, "p0", number).touch()
+    assert [int(Path(name).stem) for name in shard_names(paths)] == numbers
