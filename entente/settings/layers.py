@@ -28,7 +28,8 @@ from entente.telemetry.setting_marks import (
 )
 from entente.training.settings import TinyModelSettings, usual_rate
 from storage.adapters import published_versions
-from storage.ledger import check_ledgers
+from storage.files import folders_in
+from storage.ledger import check_ledgers, recorded_steps
 from storage.runs import RunPaths, check_name, resolve_run, run_names
 
 _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
@@ -220,6 +221,11 @@ def check_what_is_there(settings: RunSettings, *, resume: bool) -> None:
         raise InputError(
             f"run '{settings.run}' exists already in {settings.runs_root}: continue it with --resume, "
             "or choose another name with --run"
+        )
+    elif settings.run and (recorded_steps(settings.paths) or folders_in(settings.paths.shards)):
+        raise InputError(
+            f"'{settings.paths.root}' has rows of a run, whose settings.json is missing: restore that file from a copy, or "
+            "choose another name with --run"
         )
 
 

@@ -18,6 +18,7 @@ from entente.inference.settings import InferenceSettings
 from entente.settings import layers
 from entente.settings.layers import (
     check_prompts,
+    check_what_is_there,
     deployed_preset,
     layered_settings,
     one_sentence,
@@ -306,6 +307,17 @@ def test_what_would_make_a_resumed_run_another_one_is_refused_with_both_values(b
     )
     with pytest.raises(InputError, match=f"started with {re.escape(name)} {before!r} and cannot continue with {after!r}"):
         resumed_settings((), {**begun, room: {leaf: after}} if room else {**begun, leaf: after})
+
+
+@pytest.mark.parametrize("left", ["shards/local/000000.arrow", "ledger/step-000001.arrow"])
+def test_a_run_whose_settings_are_lost_is_not_begun_anew_on_its_rows(begun: dict[str, Any], left: str):
+    settings = layered_settings("laptop", [], begun)
+    settings.paths.settings.unlink()
+    check_what_is_there(settings, resume=False)
+    (file := settings.paths.root / left).parent.mkdir(exist_ok=True)
+    file.touch()
+    with pytest.raises(InputError, match=r"has rows of a run, whose settings\.json is missing: restore"):
+        check_what_is_there(settings, resume=False)
 
 
 def test_a_resumed_run_keeps_the_text_of_its_query_and_another_text_is_refused(tmp_path: Path):
