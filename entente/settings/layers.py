@@ -36,6 +36,7 @@ _LARGEST_FILE = 1 << 17  # bytes, ten times what all settings need
 _LONGEST_VALUE = 300  # a query of `storage.selection` may have pages
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _WIDEST = 1 << 20  # of models, a hundred times over
+_FETCHED = {"runs/_models/smollm2": 576}  # width of a preset's model that need not be in this folder
 _PRESETS = Path(__file__).with_name("presets")
 DEFAULT_PRESET = "laptop"
 _TABLE = "reward_weights"
@@ -118,7 +119,7 @@ def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:
     elif folder is not None and (folder / "config.json").is_file():
         width = read_config(folder).get("hidden_size")
     else:
-        width = hub_config(name).get("hidden_size") if ask and may_be_hub_id(name) else None
+        width = hub_config(name).get("hidden_size") if ask and may_be_hub_id(name) else _FETCHED.get(name)
     return width if isinstance(width, int) and 0 < width < _WIDEST else None
 
 

@@ -109,6 +109,15 @@ def test_naming_the_model_of_a_preset_leaves_its_rate(tmp_path: Path, monkeypatc
         assert absolute.training.learning_rate == own.training.learning_rate != usual_rate(576)
 
 
+def test_the_model_of_a_preset_keeps_its_rate_in_a_folder_of_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = tmp_path / "other" / "_models" / "smollm2"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"hidden_size": 576}')
+    monkeypatch.chdir(tmp_path)  # which has no runs/_models
+    own = layered_settings("lm").training.learning_rate
+    assert layered_settings("lm", (), {"inference": {"model": str(model)}}).training.learning_rate == own != usual_rate(576)
+
+
 def test_a_model_that_the_hub_does_not_confirm_has_no_rate_and_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_PROXY", "*")
     with socket.socket() as closed:
