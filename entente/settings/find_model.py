@@ -215,6 +215,7 @@ def token_budget(settings: RunSettings, shape: ModelShape, cards: CardPlan) -> i
             targets=training.lora_targets,
             tokens=tokens,
             recompute=training.gradient_checkpointing,
+            parts=_parts_of_base(training),
         )
 
     return next((tokens for tokens in (GPU_TOKENS >> halved for halved in range(5)) if needed(tokens) <= room), GPU_TOKENS >> 4)

@@ -125,6 +125,17 @@ def test_a_base_that_does_not_fit_on_one_card_is_not_refused_where_processes_spl
             check(settings, shape, card)
 
 
+def test_micro_batches_fit_beside_the_part_of_a_split_base_that_a_card_holds():
+    """Of the 7B, whose 14.2 GiB leave nothing of such a card."""
+    given, shape = preset(80)[0], SHAPES["Qwen/Qwen2.5-7B-Instruct"]
+    training = given.training.model_copy(update={"processes": 4, "fsdp": True, "gradient_checkpointing": True})
+    cards = tuple(
+        Card(uuid=f"GPU-{n}", index=n, name="T4", total=16 * GIB, free=16 * GIB, driver="580", mig=False) for n in range(5)
+    )
+    plan = CardPlan(engine=cards[:1], trainer=cards[1:])
+    assert token_budget(given.model_copy(update={"training": training}), shape, plan) == 8192
+
+
 @pytest.mark.parametrize(
     ("shared", "share", "expected"), [(True, 0.55, 4096), (True, 0.32, 8192), (True, 0.8, 1024), (False, 0.9, 8192)]
 )
