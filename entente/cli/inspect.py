@@ -88,17 +88,13 @@ def group(
 
 def _opened(run: str, runs_root: Path) -> "Inspector":
     from entente.reports.inspect_rows import Inspector
-    from entente.settings.find_model import TINY, find_tiny, model_here
+    from entente.settings.find_model import model_of
     from entente.settings.layers import settings_of
-    from storage.runs import MODEL_FOLDER, RunPaths
+    from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)
-    name = settings.inference.model
-    model = find_tiny(runs_root / MODEL_FOLDER, settings.tiny_model, settings.prompts) if name == TINY else model_here(name)
-    if model is None:
-        raise InputError(f"the model '{name}' of run '{run}' is gone from this machine: its tokenizer is needed to show text")
-    return Inspector(paths, model, settings)
+    return Inspector(paths, model_of(settings, runs_root, run), settings)  # another tokenizer would show other text
 
 
 def _sample(decision: "Decided", file: Path | None) -> None:

@@ -6,7 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from entente.cli.inspect import _sample
+from entente.cli.inspect import _opened, _sample
+from entente.inference.settings import InferenceSettings
+from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from storage.ledger import read_ledger
 
@@ -45,6 +47,15 @@ def test_the_best_and_the_worst_fork_stand_side_by_side(workplace, used):
 def test_what_is_not_there_is_one_sentence_and_exit_code_2(workplace, trained, words: tuple[str, ...], sentence: str):
     done = workplace("runs", "inspect", *words, "--run", "first")
     assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1 and sentence in done.stderr
+
+
+def test_the_text_of_tokens_is_not_that_of_another_base_which_took_the_folder_s_place(tmp_path: Path):
+    settings = RunSettings(run="mine", inference=InferenceSettings(model=str(Path("models/whole-192").resolve())))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "settings.json").write_text(settings.model_dump_json())
+    (tmp_path / "mine" / "base.json").write_text('{"tokenizer.json": "0123"}')
+    with pytest.raises(InputError, match="the base model of run 'mine' was replaced"):
+        _opened("mine", tmp_path)
 
 
 def test_a_picture_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path):
