@@ -104,6 +104,9 @@ class Panel:
         low, high = low if self.low is None else self.low, high if self.top is None else self.top
         times = 100 if self.per_cent else 1
         ticks = _ticks(times * low, times * high, 6, powers=self.log)
+        if self.log and len(ticks) < 2:  # too few powers of 10 for a scale
+            between = _ticks(10.0**low, 10.0**high, 4)
+            ticks = [(math.log10(value), text) for value, text in between if value > 0]
         return (low, high), [(value / times, text + "%" * self.per_cent) for value, text in ticks]
 
     def scale(self, value: float) -> float:

@@ -144,6 +144,15 @@ def test_the_ticks_of_a_share_tell_their_true_values(most: float):
     assert len(shown) >= 3 and len(set(steps)) == 1 and shown[-1] <= 110 * most
 
 
+@pytest.mark.parametrize("losses", [(0.35, 0.2), (0.9, 0.3), (0.29, 0.21), (3.0, 0.02)])
+def test_a_log_axis_has_two_numbers_or_more_at_their_places(losses: tuple[float, ...]):
+    panel = Panel(label="nats a token", log=True)
+    panel.line(range(len(losses)), losses, BLUE)
+    (low, high), ticks = panel.ticks()
+    assert len(ticks) >= 2 and all(low <= place <= high for place, _ in ticks)
+    assert [10**place for place, _ in ticks] == pytest.approx([float(text) for _, text in ticks])
+
+
 @pytest.mark.parametrize(("last", "shown"), [(1908, "1904"), (40_000, "20,000")])
 def test_long_numbers_have_commas_and_years_have_none(last: int, shown: str):
     panel = Panel(label="centres")
