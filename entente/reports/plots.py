@@ -312,7 +312,7 @@ def compared_scores(compared: Compared) -> str | None:
 
 def of_table(table: pa.Table) -> str | None:
     """Numeric columns over the first one: lines where that is of numbers, one for each text of a column if its values repeat;
-    else a row for each of its values. None if neither fits."""
+    else a row for each of its values. None if neither fits, or there are more lines than colours."""
     names = table.column_names
     numbers = [name for name in names[1:] if _is_number(table, name)]
     if not numbers or len(set(names)) < len(names) or table.num_rows < 2:
@@ -336,6 +336,8 @@ def of_table(table: pa.Table) -> str | None:
             return None
         numbers = [next((name for name in numbers if not pa.types.is_integer(table.schema.field(name).type)), numbers[0])]
         series = [(kind, columns[numbers[0]], np.array([each == kind for each in kinds])) for kind in dict.fromkeys(kinds)]
+    if len(series) > len(COLOURS):
+        return None
     panel = Panel(label=numbers[0] if len(numbers) == 1 else "")
     for (name, values, chosen), colour in zip(series, COLOURS, strict=False):
         order = np.argsort(across[chosen], kind="stable")

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
+import pyarrow as pa
 import pytest
 
 from entente.evaluation.contestants import Contestant
@@ -158,6 +159,13 @@ def test_long_numbers_have_commas_and_years_have_none(last: int, shown: str):
     panel = Panel(label="centres")
     panel.line([last - 8 if last < 10_000 else 0, last], [1.0, 2.0], BLUE)
     assert f">{shown}<" in plot([panel], "x", "alt")
+
+
+@pytest.mark.parametrize("lines", [8, 9])
+def test_a_table_is_drawn_with_all_its_columns_or_not_at_all(lines: int):
+    table = pa.table({"step": [1, 2]} | {f"c{column}": [0.0, 1.0] for column in range(lines)})
+    drawn = plots.of_table(table) or ""
+    assert drawn.count('<path d="M') >= lines and ">c7<" in drawn if lines == 8 else not drawn
 
 
 def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
