@@ -85,14 +85,14 @@ def _storage(rounds: int = 15, scale: float = 1.0, seed: int = 0) -> "Outcome":
     return bench_storage(rounds=rounds, scale=scale, seed=seed)
 
 
-def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path | None = None, seed: int = 0) -> "Outcome":
+def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path | None = None, seed: int | None = None) -> "Outcome":
     run = _settings((), runs_root, seed)
     from benchmarks.decode import bench_decode
     from benchmarks.decode_cases import RunInputs
     from benchmarks.laptop_run import cache_of, model_of
     from entente.decoding.model_files import resolve_model
 
-    inputs = RunInputs(positions=cache_of(run).train, rollouts=run.rollouts, seed=seed)
+    inputs = RunInputs(positions=cache_of(run).train, rollouts=run.rollouts, seed=run.seed)
     return bench_decode(rounds=rounds, model=resolve_model(model) if model else model_of(run), inputs=inputs)
 
 
@@ -102,18 +102,19 @@ def _trainer(
     model: Path | None = None,
     config: Sequence[Path] = (),
     runs_root: Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.trainer import bench_trainer
     from entente.decoding.model_files import resolve_model
 
     folder = resolve_model(model) if model else None
-    return bench_trainer(settings=settings, arguments=_config_words(config), repeats=rounds, only=only, seed=seed, model=folder)
+    words = _config_words(config)
+    return bench_trainer(settings=settings, arguments=words, repeats=rounds, only=only, seed=settings.seed, model=folder)
 
 
 def _e2e(
-    rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path | None = None, seed: int = 0
+    rounds: int = 2, steps: int = 20, config: Sequence[Path] = (), runs_root: Path | None = None, seed: int | None = None
 ) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.entente_run import bench_e2e
@@ -127,7 +128,7 @@ def _peers(
     model: Path | None = None,
     config: Sequence[Path] = (),
     runs_root: Path | None = None,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> "Outcome":
     preset = "lm" if model else "laptop"
     settings, words = _settings(config, runs_root, seed, preset), ["--preset", preset, *_config_words(config)]
@@ -149,13 +150,14 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 }
 
 
-def _settings(config: Sequence[Path], runs_root: Path | None, seed: int, preset: str = "laptop") -> Any:
+def _settings(config: Sequence[Path], runs_root: Path | None, seed: int | None, preset: str = "laptop") -> Any:
     """One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
     from entente.settings.layers import layered_settings
     from entente.telemetry.machine import apply_threads
 
     apply_threads(1)
-    settings = layered_settings(preset, config, {"seed": seed} | ({} if runs_root is None else {"runs_root": runs_root}))
+    flags = {name: value for name, value in (("seed", seed), ("runs_root", runs_root)) if value is not None}
+    settings = layered_settings(preset, config, flags)
     return settings.model_copy(update={"runs_root": settings.runs_root.absolute()})
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +82,16 @@ def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monk
     assert outcome["ok"] is False and set(outcome["targets"]) <= set(outcome["metrics"]) and outcome["machine"]["diplomacy"]
     assert all(any(line.startswith(name) for line in table) for name in outcome["metrics"])
     assert sum("missed" in line for line in table) == len(outcome["targets"])
+
+
+def test_a_benchmark_has_the_seed_of_its_config_unless_a_flag_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("entente.telemetry.machine.apply_threads", lambda count: None)
+    measured: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "benchmarks.entente_run.bench_e2e", lambda settings, **how: measured.append((settings.seed, how["steps"]))
+    )
+    (tmp_path / "mine.toml").write_text("seed = 7\n")
+    bench._e2e(config=[tmp_path / "mine.toml"])
+    bench._e2e(config=[tmp_path / "mine.toml"], seed=3)
+    bench._e2e()
+    assert measured == [(7, 20), (3, 20), (0, 20)]
