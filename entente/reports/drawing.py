@@ -56,15 +56,16 @@ class Panel:
 
         def mark(across: Callable[[float], float], up: Callable[[float], float]) -> str:
             parts, dots, follows = list[str](), list[tuple[str, str]](), False
-            for value, height in points:
+            every = len(x) <= _FEW and not dashed
+            for place, (value, height) in enumerate(points):
                 if follows_on := math.isfinite(height):
-                    dots.append((f"{across(value):.1f}", f"{up(height):.1f}"))
-                    parts.append(("L" if follows else "M") + " ".join(dots[-1]))
+                    at = f"{across(value):.1f}", f"{up(height):.1f}"
+                    parts.append(("L" if follows else "M") + " ".join(at))
+                    goes_on = place + 1 < len(points) and math.isfinite(points[place + 1][1])
+                    dots += [at] if every or not (follows or goes_on) else []  # alone, a point is no line
                 follows = follows_on
             drawn = f'<path d="{"".join(parts)}" fill="none" stroke="{colour}" stroke-width="1.8"{dash}/>'
-            if len(x) <= _FEW and (not dashed or len(x) == 1):
-                drawn += "".join(f'<circle cx="{cx}" cy="{cy}" r="2.6" fill="{colour}"/>' for cx, cy in dots)
-            return drawn
+            return drawn + "".join(f'<circle cx="{cx}" cy="{cy}" r="2.6" fill="{colour}"/>' for cx, cy in dots)
 
         self.marks.append(mark)
 

@@ -123,6 +123,17 @@ def test_a_peak_between_many_steps_is_drawn():
     assert max(heights) - min(heights) > 120, "the whole height of the panel, as the highest value is"
 
 
+@pytest.mark.parametrize(("steps", "dots"), [(100, 2), (3000, 2), (40, 4)])
+def test_values_of_a_few_steps_among_many_without_are_drawn(steps: int, dots: int):
+    """As the difference of trainer and engine, where nearly all rows are one version old."""
+    values = [float("nan")] * steps
+    values[0] = values[2 * steps // 5] = 0.1
+    values[3 * steps // 5 : 3 * steps // 5 + 2] = 0.2, 0.3
+    panel = Panel(label="nats")
+    panel.line(range(1, steps + 1), values, BLUE)
+    assert plot([panel], "step", "").count("<circle") == dots
+
+
 def test_what_a_run_does_not_have_is_not_drawn():
     assert plots.lags(facts(steps={1: {"time/step_s": 1.0, "train/policy_lag_0_share": 1.0}})) is None
     assert plots.times(facts()) is None and plots.lags(facts()) is None
