@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -231,8 +232,9 @@ def match_by_year(record: MatchRecord) -> str | None:
         return None
     first, what = (1901, "year") if record.settings.start == "standard" else (1, "year since the start")
     panel = Panel(label="mean centres at its end")
-    for player, colour in zip(players, (BLUE, ORANGE, GREEN, PURPLE, RED, TEAL, BROWN, GREY), strict=False):
-        _estimates(panel, range(first, first + len(player.by_year)), player.by_year, colour, player.player)
+    lines = product((False, True), (BLUE, ORANGE, GREEN, PURPLE, RED, TEAL, BROWN, GREY))
+    for player, (dashed, colour) in zip(players, cycle(lines), strict=False):
+        _estimates(panel, range(first, first + len(player.by_year)), player.by_year, colour, player.player, dashed=dashed)
     panel.rule(34 / 7)
     summary = "; ".join(f"{player.player} {player.by_year[-1].mean:.2f}" for player in players)
     return plot([panel], what, f"Centres by {what}, at last {summary}.")
@@ -259,10 +261,12 @@ def dots(rows: Sequence[tuple[str, Estimate, str]], label: str, alt: str, form: 
     return rows_plot(drawn, label, alt, line=line)
 
 
-def _estimates(panel: Panel, places: Values, estimates: Sequence[Estimate], colour: str, name: str = "") -> None:
+def _estimates(
+    panel: Panel, places: Values, estimates: Sequence[Estimate], colour: str, name: str = "", *, dashed: bool = False
+) -> None:
     low, high = np.array([each.interval or (np.nan, np.nan) for each in estimates]).T
     panel.band(places, low, high, colour)
-    panel.line(places, [each.mean for each in estimates], colour, name)
+    panel.line(places, [each.mean for each in estimates], colour, name, dashed=dashed)
 
 
 def _is_version(player: str) -> bool:

@@ -68,6 +68,15 @@ def test_a_match_is_drawn_year_by_year_and_one_year_alone_is_no_line():
     assert plots.match_by_year(replace(once, table=replace(once.table, players=short))) is None
 
 
+def test_every_player_of_a_match_is_drawn_with_a_line_of_its_own():
+    played = match()
+    players = tuple(replace(played.table.players[0], player=f"v{number}") for number in range(10))
+    drawn = plots.match_by_year(replace(played, table=replace(played.table, players=players))) or ""
+    assert [each.player for each in players if f">{each.player}<" not in drawn] == []
+    strokes = re.findall(r'stroke="(#\w+)" stroke-width="1.8"( stroke-dasharray)?', drawn)
+    assert len(strokes) == len(set(strokes)) == 10
+
+
 def test_games_from_held_out_positions_of_many_years_are_not_drawn_from_1901():
     played = match()
     assert ">1901<" in plots.match_by_year(played) and ">1902<" in plots.match_by_year(played)
