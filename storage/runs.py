@@ -112,6 +112,11 @@ def check_runs_root(folder: Path, run: str = "") -> None:
         raise InputError(
             f"'{folder}' is a URL, but runs are stored in folders: mount the store, or copy the run, and pass that folder"
         )
+    if str(folder).startswith("~"):
+        raise InputError(
+            f"'{folder}' would be a folder named '{folder.parts[0]}' here, because only a shell puts your home in its place: "
+            "write the whole path"
+        )
     check_writable(folder / run, "--runs-root")
 
 

@@ -113,6 +113,7 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pyt
     ("root", "cure"),
     [
         pytest.param("s3://bucket/runs", "mount the store", id="an address"),
+        pytest.param("~/runs", "write the whole path", id="a home that no shell put in its place"),
         pytest.param("file/below", "--runs-root", id="below a file"),
         pytest.param("gone", "mount that disk", id="a link to a disk that is not mounted"),
         pytest.param("gone/below/it", "mount that disk", id="below such a link"),
