@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from entente.cli import end_by_signal
 from entente.cli.commands import command_line, overview
-from entente.telemetry.errors import EntenteError, disk_full, one_line
+from entente.telemetry.errors import EntenteError, InputError, disk_full, one_line
 
 if TYPE_CHECKING:
     from cyclopts import App, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
@@ -89,6 +89,9 @@ def _call(words: list[str], *, debug: bool) -> None:
 def _run_command(app: "App", words: list[str]) -> None:
     from entente.telemetry.setting_marks import one_layer
 
+    for flag, equals, value in (word.partition("=") for word in words):
+        if flag.startswith("--") and equals and (value == "~" or value.startswith("~/")):
+            raise InputError(f"a shell leaves '~' as it is after '=': write {flag} {value}")  # else a folder of that name is made
     with one_layer():
         command, arguments, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     command(*arguments.args, **arguments.kwargs)

@@ -128,6 +128,7 @@ REFUSED = [
         ["evaluate", "--players", "models/whole-192"],
         "there is no folder 'models/whole-192', so it cannot play: name the folder of",
     ),
+    (["model", "make", "small", "--runs-root=~/runs"], "a shell leaves '~' as it is after '=': write --runs-root ~/runs"),
     (["dance"], 'Unknown command "dance". `entente --help` lists all.'),
     (["trian"], "Did you mean train?"),
     (["runs", "explian"], "Did you mean runs explain?"),
