@@ -150,7 +150,7 @@ async def _recover(client: PrefectClient, flow_run: UUID) -> str:
         return f"'{ended.name}' is left as it is: it is {ended.state.name if ended.state else 'without a state'}"
     states = sorted(await client.read_flow_run_states(flow_run), key=lambda state: state.timestamp)
     if was_cancelled([state.type.value for state in states]):
-        return f"'{ended.name}' is left as it is: it was cancelled"
+        return f"'{ended.name}' is left as it is: it was cancelled or suspended"
     settings = _settings(ended)
     if settings is None:
         return f"'{ended.name}' is left as it is: its parameters are not those of a training run"

@@ -12,7 +12,7 @@ HOPELESS = ("InputError", "DataError")
 """Errors that would recur on every attempt: wrong input, or a damaged file."""
 ATTEMPTS_MAX = 3
 """Restarts at one step before an alert."""
-_CANCELS, BEGINS = ("CANCELLING", "CANCELLED"), ("SCHEDULED", "PENDING", "RUNNING")
+_CANCELS, BEGINS = ("CANCELLING", "CANCELLED", "PAUSED"), ("SCHEDULED", "PENDING", "RUNNING")
 PAUSE_S = 30.0
 """Seconds before the second attempt; each further attempt waits this much longer."""
 
@@ -57,8 +57,9 @@ class RecoveryAction:
 
 
 def was_cancelled(states: Sequence[str]) -> bool:
-    """True if a user cancelled the flow run since its last start; `states` are its state types, oldest first. A cancelled
-    process reports a crash. Prefect sets Cancelled only some seconds later, or never if the worker is lost."""
+    """True if a user cancelled or suspended the flow run since its last start; `states` are its state types, oldest first. A
+    cancelled process reports a crash. Prefect sets Cancelled only some seconds later, or never if the worker is lost; it sets a
+    suspended run to Failed after the timeout of its form, five minutes."""
     ours = [state for state in states if state in _CANCELS + BEGINS]
     return bool(ours) and ours[-1] in _CANCELS
 

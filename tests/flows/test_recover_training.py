@@ -295,7 +295,7 @@ def test_what_somebody_cancelled_stays_ended(place: Place):
     paths = place.begun("mine", steps=1)
     ended = asyncio.run(place.ended(place.settings(run="mine"), Cancelling(), KILLED))
     noted(paths, ended)
-    assert "it was cancelled" in recover(place, ended) and asyncio.run(place.started()) == []
+    assert "it was cancelled or suspended" in recover(place, ended) and asyncio.run(place.started()) == []
 
 
 @pytest.mark.system
