@@ -84,7 +84,7 @@ async def train_policy(settings: RunSettings, resume: bool = False) -> dict[str,
 async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog) -> None:
     """Roll out, train and publish, step by step."""
     first_step = resources.resume_point.step_done + 1
-    page = RunPage(settings.paths.root, settings.steps)
+    page = RunPage(settings.paths.root, settings.steps, done=first_step - 1)
     desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
     async with page, desk, open_queue(settings, resources) as queue:
         late = await _score_missed(resources, settings, queue)

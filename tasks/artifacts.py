@@ -51,8 +51,9 @@ _STEP_COLUMNS = (
 class RunPage:
     """Progress and steps of a training run as artifacts. `step` returns at once; a background task sends."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        self._folder, self._run, self._steps, self._step = folder, folder.name, steps, 0
+    def __init__(self, folder: Path, steps: int, *, done: int = 0) -> None:
+        """`done`: steps that a resumed run has done, of which its earlier flow runs have the rows."""
+        self._folder, self._run, self._steps, self._done, self._step = folder, folder.name, steps, done, done
         self._bar = _Artifact("progress", f"progress-{_slug(self._run)}")
         self._table = _Artifact("table", f"steps-{_slug(self._run)}")
         self._rows: deque[dict[str, str]] = deque(maxlen=TABLE_ROWS)
@@ -103,7 +104,8 @@ class RunPage:
                 await client.set_flow_run_name(flow_run, f"train-{self._run}")
         words = f"{self._run}: {self._step} of {self._steps} steps. Look at it: `{view_command(self._folder, self._step)}`"
         await self._bar.show(flow_run, words, 100 * self._step / self._steps)
-        which = f"the last {TABLE_ROWS} steps" if self._step > TABLE_ROWS else "its steps"
+        since = f"its steps after step {self._done}" if self._done else "its steps"
+        which = f"the last {TABLE_ROWS} steps" if self._step - self._done > TABLE_ROWS else since
         words = f"{self._run}: {which}, newest first. One step with its groups: `{view_command(self._folder, self._step)}`"
         await self._table.show(flow_run, words, json.dumps(list(self._rows)))
 

@@ -71,6 +71,28 @@ def test_the_page_of_a_run_ends_with_all_its_steps_under_two_keys_and_its_name(i
     assert rows[0] | {"return": "+0.25", "decisions": "16", "tokens/s": "248", "Prefect": "5.0%", "lag": ""} == rows[0]
 
 
+def test_a_resumed_run_begins_where_it_is(monkeypatch: pytest.MonkeyPatch):
+    shown: list[tuple[str, str | float]] = []
+
+    async def show(artifact: Any, flow_run: UUID, description: str, data: str | float) -> None:
+        artifact._id = flow_run
+        shown.append((description, data))
+
+    async def resumed() -> None:
+        page = RunPage(Path("runs/mine"), 400, done=300)
+        page._bar._id = UUID(int=1)  # its flow run has its name
+        await page._show(UUID(int=1))
+        page.step(301, FIGURES)
+        await page._show(UUID(int=1))
+
+    monkeypatch.setattr(tasks.artifacts._Artifact, "show", show)
+    asyncio.run(resumed())
+    (first, percent), _, (then, _), (table, _) = shown
+    assert first.startswith("mine: 300 of 400 steps") and percent == 75, "before its first step ends, or where none is left"
+    assert then.startswith("mine: 301 of 400 steps")
+    assert table.startswith("mine: its steps after step 300, newest first"), "earlier flow runs have the others"
+
+
 @pytest.mark.system
 def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
     in_flow_run, said: list[str], monkeypatch: pytest.MonkeyPatch
