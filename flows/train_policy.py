@@ -85,7 +85,7 @@ async def _train_steps(resources: OpenRun, settings: RunSettings, log: MetricLog
     """Roll out, train and publish, step by step."""
     first_step = resources.resume_point.step_done + 1
     page = RunPage(settings.paths.root, settings.steps, done=first_step - 1)
-    desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag)
+    desk = AlertDesk(resources.paths, max_policy_lag=settings.storage.max_policy_lag, done=first_step - 1)
     async with page, desk, open_queue(settings, resources) as queue:
         late = await _score_missed(resources, settings, queue)
         clock = StepClock(resources, await resources.host.run(resources.engine.stats()))

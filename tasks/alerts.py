@@ -22,10 +22,11 @@ EVENT = "entente.alert"
 class AlertDesk:
     """Watches one run; an async context manager around the steps."""
 
-    def __init__(self, paths: RunPaths, *, max_policy_lag: int) -> None:
+    def __init__(self, paths: RunPaths, *, max_policy_lag: int, done: int = 0) -> None:
+        """`done`: steps that a resumed run has done."""
         home = get_current_settings().home
         folders = [paths.root, *([home] if (home / "prefect.db").is_file() else [])]
-        self._watch = Watch(paths.root.name, max_policy_lag=max_policy_lag, folders=folders)
+        self._watch = Watch(paths.root.name, max_policy_lag=max_policy_lag, folders=folders, done=done)
         self._file = paths.alerts
         self._last_step = time.monotonic()
         self._checking: asyncio.Task[None] | None = None

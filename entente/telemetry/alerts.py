@@ -50,10 +50,11 @@ class Alert:
 
 
 class Watch:
-    def __init__(self, run: str, *, max_policy_lag: int, folders: Sequence[Path]) -> None:
+    def __init__(self, run: str, *, max_policy_lag: int, folders: Sequence[Path], done: int = 0) -> None:
+        """`done`: steps that a resumed run has done."""
         self._run, self._max_lag, self._folders = run, max_policy_lag, folders
         self._steps: list[Figures] = []
-        self._step = 0
+        self._step = done
         self._holding: set[str] = set()
         self._rules: dict[str, Callable[[], str | None]] = {
             "not_finite": self._not_finite,

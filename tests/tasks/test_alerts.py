@@ -49,10 +49,11 @@ def test_an_alert_reaches_log_file_and_prefect_and_one_that_gets_lost_is_said(
 
 def test_a_quiet_run_is_said_to_be_stalled(tmp_path: Path, said: list[str], events: list[dict[str, Any]]):
     async def run() -> None:
-        async with AlertDesk(RunPaths(tmp_path / "mine").create(), max_policy_lag=2):
+        async with AlertDesk(RunPaths(tmp_path / "mine").create(), max_policy_lag=2, done=7):
             await asyncio.sleep(30 * 60)
             assert not events
             await asyncio.sleep(2 * alerts.BEAT_S)
 
     run_in_virtual_time(run(), alerts)
     assert [event["event"] for event in events] == ["entente.alert.stalled"]
+    assert events[0]["payload"]["step"] == 7 and "mine, step 7: no step was finished" in events[0]["payload"]["sentence"]
