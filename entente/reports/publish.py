@@ -131,7 +131,7 @@ def publish_model(
     with _new_folder(to, runs_root) as folder:
         _copy_tokenizer(source.base, folder)
         if source.version is None and (source.base / CURVE).is_file():
-            shutil.copyfile(source.base / CURVE, folder / CURVE)
+            _copy(source.base, CURVE, folder)
         taken = sum(file.stat().st_size for file in folder.iterdir())
         dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_BYTES - taken)
         _write_config(source.base, folder, {"dtype": dtype})
@@ -146,7 +146,7 @@ def publish_model(
 
 
 def _base_recipe(base: Path) -> dict[str, Any]:
-    return _without_folders({"settings": {}} | (read_object(base / RECIPE) if (base / RECIPE).is_file() else {}))
+    return _without_folders({"settings": {}} | (read_object(_own_file(base, RECIPE)) if (base / RECIPE).is_file() else {}))
 
 
 def _without_folders(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,18 +245,33 @@ def _copy_base(base: Path, folder: Path) -> None:
 def _copy_tokenizer(base: Path, folder: Path) -> None:
     for name in _TOKENIZER:
         if (base / name).is_file():
-            shutil.copyfile(base / name, folder / name)
+            _copy(base, name, folder)
     if (file := folder / "tokenizer_config.json").is_file():
         file.write_text(json.dumps(_without_paths(read_object(file)), indent=2) + "\n")
+
+
+def _copy(base: Path, name: str, folder: Path) -> None:
+    shutil.copyfile(_own_file(base, name), folder / name)
+
+
+def _own_file(base: Path, name: str) -> Path:
+    """A file of the model in `base`. Raises InputError if it is a link out of that folder: a stranger's model could name any file
+    of this machine so, and what it says is published."""
+    base = base.resolve()
+    # In the hub's cache the files of a model are links to the blobs beside its snapshots.
+    places = (base, base.parent.parent / "blobs") if base.parent.name == "snapshots" else (base,)
+    if not any((base / name).resolve().is_relative_to(place) for place in places):
+        raise InputError(f"'{base / name}' is a link to a file elsewhere, which would be published: put the file itself there")
+    return base / name
 
 
 def _write_config(base: Path, folder: Path, changed: Mapping[str, Any]) -> None:
     """Copy generation_config.json, and config.json with the `changed` keys; byte for byte if no key changes."""
     if (base / "generation_config.json").is_file():
-        shutil.copyfile(base / "generation_config.json", folder / "generation_config.json")
+        _copy(base, "generation_config.json", folder)
     config = read_config(base)
     if (wanted := {**_without_paths(config), **changed}) == config:
-        shutil.copyfile(base / "config.json", folder / "config.json")
+        _copy(base, "config.json", folder)
     else:
         (folder / "config.json").write_text(json.dumps(wanted, indent=2) + "\n")
 

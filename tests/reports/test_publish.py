@@ -236,6 +236,24 @@ IMITATED: dict[str, Any] = {
 }
 
 
+def test_a_link_out_of_a_model_s_folder_is_not_published(tmp_path: Path):
+    base, to = tmp_path / "models--a--b" / "snapshots" / "1", tmp_path / "to"
+    for folder in (base, base.parent.parent / "blobs", to):
+        folder.mkdir(parents=True)
+    (base.parent.parent / "blobs" / "0a").write_text("{}")
+    (base / "special_tokens_map.json").symlink_to("../../blobs/0a")
+    publishing._copy_tokenizer(base, to)
+    assert (to / "special_tokens_map.json").read_text() == "{}", "as in the hub's cache"
+    (tmp_path / "key.json").write_text('{"key": "secret"}')
+    (base / "tokenizer_config.json").symlink_to(tmp_path / "key.json")
+    with pytest.raises(InputError, match=r"tokenizer_config.json' is a link to a file elsewhere"):
+        publishing._copy_tokenizer(base, to)
+    assert not (to / "tokenizer_config.json").exists()
+    (base / "recipe.json").symlink_to(tmp_path / "key.json")
+    with pytest.raises(InputError, match=r"recipe.json' is a link to a file elsewhere"):
+        publishing._base_recipe(base)
+
+
 @pytest.fixture
 def models(tmp_path: Path, model: Path) -> Path:
     """A folder of runs that holds the small model under the name 'small'."""
