@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from entente.prefect_server.database import check_database
 from entente.prefect_server.environment import LOOPBACK
-from entente.prefect_server.server_key import send_key, want_key
+from entente.prefect_server.server_key import SENT, WANTED, send_key, want_key
 from entente.telemetry.errors import InputError, one_line
 from storage.files import check_writable, file_lock
 
@@ -39,6 +39,7 @@ def prefect_server() -> Iterator[None]:
     check_client()
     from prefect.settings import get_current_settings
 
+    _reload_settings()  # a notebook may have set an address since an earlier call
     configured = get_current_settings().api.url
     if configured and configured not in _ended:
         send_key(configured)
@@ -48,6 +49,7 @@ def prefect_server() -> Iterator[None]:
         return
     os.environ.pop("PREFECT_API_URL", None)
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
+    keys = {name: os.environ.get(name) for name in (SENT, WANTED)}
     # Two servers that start at once without a database would both create its tables. The second waits, up to the time limit.
     with file_lock(log.with_name("server.starting"), wait_s=_limit_s()):
         process, address = _start(log)
@@ -61,6 +63,9 @@ def prefect_server() -> Iterator[None]:
         finally:
             _end(process)
             _ended.add(address)
+            for name, value in keys.items():  # the next call may be for a server elsewhere
+                if value is None:
+                    os.environ.pop(name, None)
 
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:

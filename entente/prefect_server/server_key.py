@@ -13,7 +13,7 @@ from entente.prefect_server.environment import LOOPBACK
 from entente.telemetry.errors import InputError
 from storage.files import publish_once
 
-_SENT, _WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
+SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 _USER = "entente"
 
 
@@ -24,20 +24,20 @@ def key_file() -> Path:
 
 def send_key(address: str) -> None:
     """Send the key from this process and its children, if the server at `address` is on this machine and a key exists."""
-    if os.environ.get(_SENT):
+    if os.environ.get(SENT):
         return
-    if key := os.environ.get(_WANTED):
-        os.environ[_SENT] = key
+    if key := os.environ.get(WANTED):
+        os.environ[SENT] = key
     elif urlsplit(address).hostname in LOOPBACK and key_file().is_file():
-        os.environ[_SENT] = _read()
+        os.environ[SENT] = _read()
 
 
 def want_key() -> str:
     """Create a missing key. Set and return the key that the next server requires and this process sends."""
-    if not (os.environ.get(_SENT) or os.environ.get(_WANTED)) and not key_file().is_file():
+    if not (os.environ.get(SENT) or os.environ.get(WANTED)) and not key_file().is_file():
         _make()
     send_key("http://127.0.0.1")
-    return os.environ.setdefault(_WANTED, os.environ[_SENT])
+    return os.environ.setdefault(WANTED, os.environ[SENT])
 
 
 def _make() -> None:

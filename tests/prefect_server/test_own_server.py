@@ -156,6 +156,31 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
     assert "wants another key: set PREFECT_API_AUTH_STRING" in done.stderr
 
 
+NOTEBOOK = """
+import os
+from unittest.mock import Mock
+from entente.prefect_server import own_server
+
+def start(log):
+    own_server.want_key()
+    return Mock(), "http://127.0.0.1:9/api"
+
+own_server._start, own_server._check = start, lambda address: None
+for address in ("", "http://server.internal:4200/api"):
+    if address:
+        os.environ["PREFECT_API_URL"] = address
+    with own_server.prefect_server():
+        print(os.environ["PREFECT_API_URL"], "PREFECT_API_AUTH_STRING" in os.environ)
+"""
+
+
+def test_a_notebook_that_had_a_server_of_its_own_uses_the_next_one_without_its_key(tmp_path: Path):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    here = kept | {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", NOTEBOOK], cwd=tmp_path, env=here, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["http://127.0.0.1:9/api True", "http://server.internal:4200/api False"]
+
+
 GARBAGE = """
 import threading, time
 from entente.prefect_server import serve as serve_prefect
