@@ -172,8 +172,17 @@ class Watch:
         return f"{lost:.0f} vLLM servers failed in this step" if lost else None
 
     def _disk(self) -> str | None:
-        free, folder = min((shutil.disk_usage(folder).free / 2**30, folder) for folder in self._folders)
+        known = [(left / 2**30, folder) for folder in self._folders if (left := _free_bytes(folder)) is not None]
+        free, folder = min(known, default=(DISK_FREE_GIB, Path()))
         return f"{free:.1f} GiB are free under '{folder}', less than {DISK_FREE_GIB:g}" if free < DISK_FREE_GIB else None
+
+
+def _free_bytes(folder: Path) -> int | None:
+    """None if the folder was removed, or a network's disk is away."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -85,6 +85,14 @@ def test_a_run_is_stalled_once_and_no_longer_after_a_step(tmp_path: Path):
     assert looking.quiet(0) == [] and [alert.name for alert in looking.quiet(40 * 60)] == ["stalled"]
 
 
+def test_a_folder_that_is_away_stops_neither_the_run_nor_the_other_alerts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    away = Watch("mine", max_policy_lag=2, folders=[tmp_path / "removed"])
+    assert away.step(1, CALM) == away.quiet(5.0) == []
+    monkeypatch.setattr(alerts, "DISK_FREE_GIB", 1e9)
+    (alert,) = Watch("mine", max_policy_lag=2, folders=[tmp_path / "removed", tmp_path]).quiet(5.0)
+    assert f"under '{tmp_path}'" in alert.sentence
+
+
 def test_a_filling_disk_is_said_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(alerts, "DISK_FREE_GIB", 2.0)
     free = {tmp_path: 5.0, tmp_path / "prefect": 5.0}
