@@ -196,8 +196,9 @@ def _server(address: str, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)) as listener:
         words = ["-P", "-m", "entente.prefect_server.serve", str(listener.fileno())]
         more = {_API: f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+        since = _size(log)
         process = _start("server", words, log, more, listener.fileno())
-    wait_until_up(process, f"{address}/api", log)
+    wait_until_up(process, f"{address}/api", log, since)
     _say("server", f"started (process {process.pid}, {log})")
 
 
@@ -231,12 +232,12 @@ def _worker(client: "SyncPrefectClient", pool: str) -> None:
     def last_heartbeat() -> datetime | None:
         return next((each.last_heartbeat_time for each in client.read_workers_for_work_pool(pool) if each.name == name), None)
 
-    before = last_heartbeat()  # of an earlier worker; those of other machines do not count
+    before, since = last_heartbeat(), _size(log)  # of earlier workers; those of other machines do not count
     process = _start("worker", ["-m", "prefect", "worker", "start", "--pool", pool, "--name", name], log, {}, pool=pool)
     until = time.monotonic() + WORKER_WITHIN_S
     while last_heartbeat() == before:
         if process.poll() is not None or time.monotonic() > until:
-            last = (log.read_text(errors="replace").strip().splitlines() or ["its log is empty"])[-1]
+            last = (log.read_bytes()[since:].decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
             raise InputError(f"the worker did not start: {last.strip()}; the log is {log}")
         time.sleep(0.2)
     _say("worker", f"started (process {process.pid}, {log})")
@@ -339,6 +340,10 @@ def _started() -> list[Started]:
 
 def _in_prefect_home(name: str) -> Path:
     return Path(os.environ["PREFECT_HOME"]) / name
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.is_file() else 0
 
 
 def _is_taken(port: int) -> bool:

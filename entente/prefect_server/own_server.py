@@ -193,7 +193,8 @@ def prefect_client(address: str, key: str, *, within_s: float, retries: int) -> 
         yield client
 
 
-def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path, since: int = 0) -> None:
+    """`since`: bytes of `log` that earlier servers wrote."""
     import httpx
 
     limit = _limit_s()
@@ -201,7 +202,7 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path) -> 
     while True:
         if process.poll() is not None:
             raise InputError(
-                f"the Prefect server did not come up (exit code {process.returncode}): {_last_words(log)}; "
+                f"the Prefect server did not come up (exit code {process.returncode}): {_last_words(log, since)}; "
                 f"`entente doctor` checks the environment, the log is {log}"
             )
         try:
@@ -228,10 +229,10 @@ def _flush_prefect() -> None:
         service.drain_all(timeout=_HANDS_OVER_WITHIN_S)
 
 
-def _last_words(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+def _last_words(log: Path, since: int) -> str:
+    lines = log.read_bytes()[since:].decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
-    return (errors or lines or ["the log is empty"])[-1].strip()
+    return (errors or lines or ["it wrote nothing"])[-1].strip()
 
 
 def _reload_settings() -> None:

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
+from entente.prefect_server.own_server import wait_until_up
 from entente.telemetry.errors import InputError
 from tests.command import Entente
 
@@ -50,6 +51,13 @@ def test_a_server_that_does_not_come_up_is_said_in_its_own_last_words(entente):
     (sentence,) = done.stderr.splitlines()
     assert "the Prefect server did not come up (exit code 3): " in sentence and "unable to open database file" in sentence
     assert names(entente.folder) == [".prefect"]
+
+
+def test_a_server_that_was_killed_is_not_said_to_have_ended_as_an_earlier_one(tmp_path: Path):
+    log = tmp_path / "server.log"
+    log.write_text("sqlite3.OperationalError: database is locked\n")
+    with pytest.raises(InputError, match=r"exit code -9\): it wrote nothing; "):
+        wait_until_up(Mock(poll=lambda: -9, returncode=-9), "http://127.0.0.1:9/api", log, since=log.stat().st_size)
 
 
 @pytest.mark.system
