@@ -144,7 +144,7 @@ async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
     from distributed import Client, LocalCluster
 
     threads = settings.inference.threads or max(1, (usable_cores() - settings.threads[1]) // workers)
-    root, address = settings.paths.root.resolve(), configured
+    root, address, security = settings.paths.root.resolve(), configured, None
     async with AsyncExitStack() as stack:
         stack.enter_context(dask.config.set(_dask_settings(threads)))
         try:
@@ -156,9 +156,11 @@ async def dask_cluster(settings: RunSettings) -> AsyncIterator[DaskCluster]:
                     memory_limit=0,  # Dask must not kill a worker for its engine's memory
                     silence_logs=logging.CRITICAL,
                     asynchronous=True,
+                    security=True,  # a fresh key and TLS: without, other users of this machine could run programs as this one
                 )
-                address = (await stack.enter_async_context(cluster)).scheduler_address
-            client: Any = await stack.enter_async_context(Client(address, asynchronous=True, timeout=SCHEDULER_BACK_S))
+                address, security = (await stack.enter_async_context(cluster)).scheduler_address, cluster.security
+            connected = Client(address, asynchronous=True, timeout=SCHEDULER_BACK_S, security=security)
+            client: Any = await stack.enter_async_context(connected)
             await client.wait_for_workers(1, timeout=start_limit_s(settings.inference))
         except (OSError, TimeoutError) as error:
             if configured and "worker" in str(error).lower():

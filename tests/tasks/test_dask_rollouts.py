@@ -4,19 +4,21 @@ A real cluster plays a whole run in tests/flows/test_scale_out.py.
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from entente.rollouts.groups import GroupRange
-from entente.settings.layers import settings_of
+from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
 from storage.shards import LOCAL_PRODUCER, shard_path
 from tasks import dask_rollouts, rollout_worker
-from tasks.dask_rollouts import check_scheduler, close_worker, play_here
+from tasks.dask_rollouts import check_scheduler, close_worker, dask_cluster, play_here
 
 FIRST = 100
 
@@ -34,6 +36,19 @@ def opened(monkeypatch: pytest.MonkeyPatch, uniform_engine: Any) -> Iterator[lis
     yield engines
     for root in list(dask_rollouts._open):
         asyncio.run(close_worker(root))
+
+
+@pytest.mark.system
+def test_a_cluster_on_this_machine_takes_work_from_its_own_run_alone(tmp_path: Path):
+    asked = {"runs_root": tmp_path, "run": "mine", "pipeline": {"task_runner": "dask", "dask_workers": 1}}
+
+    async def work() -> tuple[str, int]:
+        async with dask_cluster(layered_settings("laptop", [], asked)) as cluster:
+            return cluster._client.scheduler.address, await cluster._client.submit(os.getpid, pure=False)
+
+    address, process = asyncio.run(work())
+    assert address.startswith("tls://127.0.0.1:"), "with a key that no other user of the machine has"
+    assert process != os.getpid()
 
 
 def test_a_process_opens_a_run_once_and_plays_what_the_flow_itself_would(run: Any, opened: list[Any]):
