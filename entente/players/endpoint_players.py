@@ -1,8 +1,9 @@
 """Endpoints as players: each decision comes from the file of answers, or else from the endpoint.
 
 Players return legal and complete order sets only. They count decisions without a usable answer and play default orders for them.
-The file has one JSON line per answer; an incomplete line, as after a kill, is ignored and asked for again. A lost endpoint, a
-refused key and a spent budget raise errors: the match or the fork ends, and its answers are kept.
+The file has one JSON line per answer; an incomplete line, as after a kill, is ignored and asked for again. A lost endpoint and a
+refused key raise an EngineError, which ends the match or the fork; a spent budget raises an InputError, which ends the match or
+the run. Answers are kept.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from entente.players.endpoint import EndpointSettings, read_endpoint
 from entente.players.endpoint_client import EndpointClient
 from entente.players.policy import DecisionRequest
 from entente.players.read_answer import AnswerCounts, no_answer, read_answer
-from entente.telemetry.errors import EngineError
+from entente.telemetry.errors import InputError
 from storage.files import make_directory
 
 AT_ONCE = 8
@@ -94,7 +95,7 @@ class OutsideDecider:
         self._counts: dict[str, AnswerCounts] = {}
 
     async def decide(self, request: DecisionRequest) -> list[str]:
-        """The endpoint's orders, completed by default orders; an EngineError if it is lost or the token budget is spent."""
+        """The endpoint's orders, completed by default orders; an EngineError if it is lost, InputError if the budget is spent."""
         answer = await self._players.answer(self.name, request)
         orders, counts = (
             no_answer(request.legal) if answer.failed else read_answer(answer.text, request.legal, cut_off=answer.cut_off)
@@ -144,7 +145,7 @@ class EndpointPlayers:
         async with self._slots:
             spent, budget = self._file.tokens, self._settings.token_budget
             if budget and spent >= budget:
-                raise EngineError(
+                raise InputError(
                     f"the endpoints have used {spent} tokens of endpoint.token_budget {budget}: run the command again with a "
                     "larger budget; games that ended and all answers are kept"
                 )

@@ -6,10 +6,11 @@ groups are replayed. Every decision of the policy in a start group becomes a row
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from entente.game.board import POWERS, Board
 from entente.game.snapshot import Snapshot
@@ -25,6 +26,8 @@ from entente.telemetry.errors import EngineError, disk_full
 from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions
 from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, publish_shard
+
+T = TypeVar("T")
 
 SETTLED_YEARS = 2
 """Game years without a change of centres after which a fork ends early, because little more would change."""
@@ -199,6 +202,7 @@ async def roll_out(
 
     Raises:
         EngineError: more than `MAX_FAILED_SHARE` of the forks failed.
+        InputError: a user's bot failed, or the token budget of the endpoints is spent.
     """
 
     async def roll_out_group(group: StartGroup) -> list[PlayedFork]:
@@ -221,14 +225,24 @@ async def roll_out(
             opponents=opponents_text(seats, by_seat=by_seat) if seats else POLICY,
         )
         plans = [replace(plan, name=f"{shared}/{fork}", fork=fork) for fork in range(settings.forks_per_group)]
-        forks = await asyncio.gather(*(play_fork(each, board.fork(), players) for each in plans))
+        forks = await _all_or_none([play_fork(each, board.fork(), players) for each in plans])
         board.release()
         on_group(group.number)
         return forks
 
-    forks = [fork for played in await asyncio.gather(*map(roll_out_group, groups)) for fork in played]
+    forks = [fork for played in await _all_or_none(list(map(roll_out_group, groups))) for fork in played]
     _check_failures(forks)
     return forks
+
+
+async def _all_or_none(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results; if one raises, the others are cancelled, so that a retry does not repeat requests in flight."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _check_failures(forks: Sequence[PlayedFork]) -> None:

@@ -16,7 +16,7 @@ from entente.game.board import POWERS, Board
 from entente.players import endpoint_client as client_module
 from entente.players import endpoint_players as players_module
 from entente.players.endpoint import EndpointSettings
-from entente.players.endpoint_players import EndpointPlayers
+from entente.players.endpoint_players import AnswerFile, EndpointPlayers, StoredAnswer
 from entente.players.opponents import POLICY, read_opponents, read_table
 from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.read_answer import AnswerCounts
@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_with_a_higher_token_limit_asks_again(tmp_path):
 def test_a_spent_budget_ends_the_match_and_a_larger_one_continues_it(tmp_path, monkeypatch):
     monkeypatch.setattr(players_module, "AT_ONCE", 1)
     with EndpointServer(plays) as server:
-        with pytest.raises(EngineError, match=r"have used \d+ tokens of endpoint.token_budget 2000"):
+        with pytest.raises(InputError, match=r"have used \d+ tokens of endpoint.token_budget 2000"):
             played(server.player, tmp_path, QUICK.model_copy(update={"token_budget": 2000}))
         spent = len(server.requests)
         assert spent == 3, "700 tokens each"
@@ -262,6 +262,28 @@ def test_a_lost_endpoint_fails_its_forks_with_a_reason(uniform_engine, tokens, p
         await endpoint.close()
 
     asyncio.run(rolled("openai:m@http://127.0.0.1:9/v1"))
+
+
+class _Holds:
+    async def decide(self, request: DecisionRequest) -> list[str]:
+        return list(request.legal.completed(()))
+
+
+def test_a_spent_budget_stops_a_run_whose_endpoint_plays_in_few_groups(tmp_path, monkeypatch):
+    """Else the forks of these groups failed in every later step, too few of them to stop the run."""
+    monkeypatch.setattr(groups_module, "MAX_FAILED_SHARE", 1.0)
+    answer = StoredAnswer(key="0", player=NAME, phase="S1901M", power="ITALY", text="", failed="", tokens=5)
+    AnswerFile(tmp_path / "answers.jsonl").add(answer)
+    settings = RolloutSettings(start_groups=1, forks_per_group=2, horizon_years=1, opponents=NAME)
+    start = Board.start().snapshot(game_id="", seed=0, source="")
+
+    async def rolled() -> None:
+        endpoint = EndpointPlayers([NAME], tmp_path / "answers.jsonl", QUICK.model_copy(update={"token_budget": 5}))
+        group = StartGroup(number=0, snapshot=start, power="FRANCE")
+        await roll_out([group], {POLICY: _Holds(), **endpoint.deciders}, settings, producer="p", seed=3)
+
+    with pytest.raises(InputError, match=r"have used 5 tokens of endpoint\.token_budget 5"):
+        asyncio.run(rolled())
 
 
 NAME = "openai:qwen3@http://127.0.0.1:8000/v1"
