@@ -158,9 +158,15 @@ def test_what_cannot_be_used_is_refused_in_a_sentence(positions: list[Snapshot])
         environment.step(99999)
 
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()
+
+
+def test_the_page_says_how_wide_a_province_is():
+    assert f"{len(CHANNELS)} numbers for each of {PROVINCES} provinces" in PAGE and len(province_rows()) == PROVINCES
+
+
 def test_the_example_of_the_page_plays_a_game():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "extending.md").read_text()
-    (example,) = re.findall(r"^```python pettingzoo_game.py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (example,) = re.findall(r"^```python pettingzoo_game.py\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(example, names)
     assert not names["environment"].agents and names["environment"].position().phase == "W1902A"
