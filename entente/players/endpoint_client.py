@@ -13,7 +13,7 @@ import aiohttp
 
 from entente.players.endpoint import Endpoint, EndpointSettings
 from entente.players.read_answer import without_thoughts
-from entente.telemetry.errors import EngineError, EngineLostError
+from entente.telemetry.errors import EngineError, EngineLostError, InputError
 from entente.telemetry.progress import reporter, shown
 
 MAX_BODY = 1 << 20
@@ -68,8 +68,9 @@ class EndpointClient:
         self._failures = 0
 
     async def ask(self, messages: Sequence[Mapping[str, str]]) -> Reply:
-        """After all its retries a failed request returns a reply without text. Raises EngineError if the endpoint refuses key,
-        model or request; EngineLostError if it is unreachable, never answered, or failed `LOST_AFTER` times in a row."""
+        """After all its retries a failed request returns a reply without text. Raises InputError if the endpoint refuses key,
+        model or address, EngineError if it refuses the request; EngineLostError if it is unreachable, never answered, or failed
+        `LOST_AFTER` times in a row."""
         tries, wasted = RETRIES + 1, 0
         fault = _Fault("no request was sent")
         for number in range(tries):
@@ -118,7 +119,7 @@ class EndpointClient:
 
     async def _post(self, body: bytes) -> bytes:
         """The body of a 200, with the key masked. Raises _Fault if a retry may succeed, _Refused if the endpoint does not
-        understand the request, EngineError if it refuses key, model or address."""
+        understand the request, InputError if it refuses key, model or address, which ends a run, EngineError for the rest."""
         if self._closed:
             raise _Fault("it was closed")
         if self._session is None:
@@ -150,9 +151,11 @@ class EndpointClient:
         if status == 429 or status >= 500 or status in (408, 409, 425):
             raise _Fault(reason, gone=status == 429, pause_s=_seconds(wait))
         if status in (401, 403):
-            raise EngineError(f"{self.endpoint.name} refuses the key ({reason}): set it in {self.endpoint.key_variable}")
-        cure = "name the address that it leads to" if 300 <= status < 400 else "check model and address"
-        raise EngineError(f"{self.endpoint.name} rejects the request ({reason}): {cure}")
+            raise InputError(f"{self.endpoint.name} refuses the key ({reason}): set it in {self.endpoint.key_variable}")
+        leads = 300 <= status < 400
+        cure = "name the address that it leads to" if leads else "check model and address"
+        kind = InputError if leads or status == 404 else EngineError
+        raise kind(f"{self.endpoint.name} rejects the request ({reason}): {cure}")
 
     def _clean(self, text: str) -> str:
         return _short(text.replace(self._key, "(key)") if self._key else text)

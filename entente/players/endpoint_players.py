@@ -1,8 +1,8 @@
 """Endpoints as players: each decision comes from the file of answers, or else from the endpoint.
 
 Players return legal and complete order sets only. They count decisions without a usable answer and play default orders for them.
-The file has one JSON line per answer; an incomplete line, as after a kill, is ignored and asked for again. A lost endpoint and a
-refused key raise an EngineError, which ends the match or the fork; a spent budget raises an InputError, which ends the match or
+The file has one JSON line per answer; an incomplete line, as after a kill, is ignored and asked for again. A lost endpoint raises
+an EngineError, which ends the match or the fork; a refused key and a spent budget raise an InputError, which ends the match or
 the run. Answers are kept.
 """
 
@@ -95,7 +95,8 @@ class OutsideDecider:
         self._counts: dict[str, AnswerCounts] = {}
 
     async def decide(self, request: DecisionRequest) -> list[str]:
-        """The endpoint's orders, completed by default orders; an EngineError if it is lost, InputError if the budget is spent."""
+        """The endpoint's orders, completed by default orders. Raises EngineError if it is lost, InputError if it refuses
+        the key or the budget is spent."""
         answer = await self._players.answer(self.name, request)
         orders, counts = (
             no_answer(request.legal) if answer.failed else read_answer(answer.text, request.legal, cut_off=answer.cut_off)

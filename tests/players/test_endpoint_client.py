@@ -11,7 +11,7 @@ from entente.players import endpoint_client as client_module
 from entente.players.endpoint import EndpointSettings, read_endpoint
 from entente.players.endpoint_client import LOST_AFTER, EndpointClient, Reply
 from entente.players.read_answer import read_answer
-from entente.telemetry.errors import EngineError, EngineLostError, InputError
+from entente.telemetry.errors import EngineLostError, InputError
 from tests.players.endpoint_server import (
     Behaviour,
     EndpointServer,
@@ -158,8 +158,8 @@ def test_another_name_of_the_limit_is_used_from_then_on():
         pytest.param(lambda handler, body: handler.answer(b"", 307, Location="http://127.0.0.1:1/"), "leads to", id="redirect"),
     ],
 )
-def test_a_refusal_is_one_sentence_and_is_not_tried_again(behaviour: Behaviour, sentence: str):
-    with EndpointServer(behaviour) as server, pytest.raises(EngineError, match=sentence):
+def test_a_refusal_is_one_sentence_not_tried_again_and_stops_a_run(behaviour: Behaviour, sentence: str):
+    with EndpointServer(behaviour) as server, pytest.raises(InputError, match=sentence):
         asked(server.player)
     assert len(server.requests) <= 2
 
@@ -169,7 +169,7 @@ def test_the_key_goes_to_its_own_host_only_and_into_no_sentence(monkeypatch, cap
     echo = refuses(401, "wrong key sk-secret-1")
     with EndpointServer(echo) as server, EndpointServer(chats) as other:
         monkeypatch.setenv(f"ENTENTE_KEY_127_0_0_1_{server.server_port}", "sk-secret-1\n")
-        with pytest.raises(EngineError, match=rf"set it in ENTENTE_KEY_127_0_0_1_{server.server_port}") as refused:
+        with pytest.raises(InputError, match=rf"set it in ENTENTE_KEY_127_0_0_1_{server.server_port}") as refused:
             asked(server.player)
         server.behaviour = lambda handler, body: handler.answer(completion("A PAR H sk-secret-1"))
         (reply,) = asked(server.player)
