@@ -68,10 +68,10 @@ _open: dict[Path, RolloutWorker] = {}
 
 
 def _side_of(root: Path) -> RolloutWorker:
-    """The open run; replaces one of another run or of earlier settings."""
+    """The open run; replaces one of another run, or of earlier settings or another base, as of a run that was made again."""
     with _lock:
-        side = _open.get(root)
-        if side is None or side.settings.plays != read_control(RunPaths(root)).plays:
+        side, now = _open.get(root), read_control(RunPaths(root))
+        if side is None or (side.settings.plays, side.resources.provenance["base_model"]) != (now.plays, now.base_model):
             while _open:
                 asyncio.run(_open.popitem()[1].close())
             side = asyncio.run(RolloutWorker.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))

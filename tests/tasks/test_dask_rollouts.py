@@ -79,6 +79,15 @@ def test_a_side_that_plays_under_former_settings_is_closed_for_a_new_one(run: An
     assert len(opened) == 2 and [side.settings.plays for side in dask_rollouts._open.values()] == [plays]
 
 
+def test_an_open_run_is_not_played_for_one_of_its_name_that_was_made_again_from_another_base(run: Any, opened: list[Any]):
+    """The worker outlived the first, and has its engine open; the new run's settings are the same."""
+    paths, _ = run()
+    asyncio.run(play_here(paths.root, GroupRange(FIRST, 1, 51)))
+    paths.control.write_text(read_control(paths).model_copy(update={"base_model": "another"}).model_dump_json())
+    with pytest.raises(InputError, match="trains the model another, but"):
+        asyncio.run(play_here(paths.root, GroupRange(FIRST + 1, 1, 51)))
+
+
 def test_an_open_run_is_not_played_for_a_training_process_with_other_code(run: Any, opened: list[Any]):
     paths, _ = run()
     asyncio.run(play_here(paths.root, GroupRange(FIRST, 1, 51)))
