@@ -226,16 +226,16 @@ def boards(records: Mapping[str, ScoreRecord], count: int = DRAWN_POSITIONS) -> 
         views = []
         for record, opening in zip(players, decided, strict=True):
             who = f"version {record.policy_version}" if record.policy_version else "base"
-            odds = dict(zip(opening.orders, opening.probabilities, strict=True))
-            picture = draw_board(board, {power: opening.orders}, certainty=odds, frame=frame)
-            orders = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in odds.items())
+            odds = list(zip(opening.orders, opening.probabilities, strict=True))  # a power may waive several builds
+            picture = draw_board(board, {power: opening.orders}, certainty=dict(odds), frame=frame)
+            orders = ", ".join(f"{order} with probability {probability:.0%}" for order, probability in odds)
             views.append(
                 {
                     "who": who,
                     "picture": picture,
                     "uri": data_url(picture),
                     "alt": f"Board of {board.long_phase.lower()} with orders of {power.title()} by the {who} policy: {orders}",
-                    "orders": list(odds.items()),
+                    "orders": odds,
                     "joint": math.prod(opening.probabilities),
                     "thought": opening.thought,
                 }

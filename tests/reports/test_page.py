@@ -11,8 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from entente.cli.commands import command_line
-from entente.evaluation.score_files import read_score, track_label, write_score
-from entente.reports.page import closest_preset, preset_trees
+from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
+from entente.evaluation.settings import EvaluationSettings
+from entente.evaluation.strength import Opening, Score
+from entente.game.positions import board_of
+from entente.reports.page import boards, closest_preset, preset_trees
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import FactsReader, read_facts
 from entente.reports.write_page import write_page
@@ -99,6 +102,22 @@ def test_boards_are_of_the_first_positions_and_show_each_order_with_its_stored_p
     assert len(pictures) == 2 * len(stored["base"][:3])
     first = stored["base"][0]
     assert all(order in pictures[0]["alt"] for order in first["orders"]) and first["power"].title() in pictures[0]["alt"]
+
+
+def test_each_build_that_a_power_waives_has_its_own_probability():
+    board = board_of("W1905A", {"FRANCE": ["A MUN"]}, {}, {"FRANCE": ["BRE", "MAR", "PAR", "MUN"]})
+    opening = Opening(
+        snapshot=board.snapshot(game_id="", seed=0, source=""),
+        power="FRANCE",
+        orders=("A PAR B", "WAIVE", "WAIVE"),
+        probabilities=(0.5, 0.25, 1.0),
+    )
+    score = Score(mean=0, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0, openings=(opening,))
+    settings = EvaluationSettings()
+    record = ScoreRecord(label="base", player="policy", opponents="random", policy_version=0, settings=settings, score=score)
+    ((view,),) = (position["views"] for position in boards({"base": record}))
+    assert view["orders"] == [("A PAR B", 0.5), ("WAIVE", 0.25), ("WAIVE", 1.0)]
+    assert "WAIVE with probability 25%, WAIVE with probability 100%" in view["alt"]
 
 
 def test_the_page_stands_alone(run_folder: RunPaths, page_of: MakePage):
