@@ -51,7 +51,8 @@ def frame_around(locations: Iterable[str]) -> Frame:
 
 def order_locations(board: Board, power: str, orders: Sequence[str]) -> set[str]:
     named = {word for order in orders for word in order.split() if word.split("/")[0] in _NAMES}
-    return named | {unit[2:] for unit in board.units()[power]}
+    # A power without units that waives all builds has its centres alone.
+    return named | {unit[2:] for unit in board.units()[power]} or set(board.centres()[power])
 
 
 def draw_board(

@@ -10,6 +10,7 @@ from diplomacy import Map
 
 from entente.game.board import Board
 from entente.game.geography import geography
+from entente.game.positions import board_of
 from entente.game.render import UNITS_ACROSS, draw_board, frame_around, order_locations
 from entente.game.rules import MAP
 from entente.game.scripted import player
@@ -126,6 +127,11 @@ def test_a_support_of_a_move_points_between_its_ends_and_a_waived_build_leaves_n
     halfway = [(a + b) / 2 for a, b in zip(place("PAR"), place("BUR"), strict=True)]
     assert [float(dot.attrib["cx"]), float(dot.attrib["cy"])] == pytest.approx(halfway, abs=0.1)
     assert added({"FRANCE": ["WAIVE"]}, Board.start()) == []
+
+
+def test_builds_that_a_power_without_units_waives_are_drawn_around_its_centres():
+    board = board_of("W1905A", {}, {}, {"FRANCE": ["PAR", "BRE"]})
+    assert order_locations(board, "FRANCE", ["WAIVE", "WAIVE"]) == {"PAR", "BRE"}
 
 
 def test_a_frame_shows_every_place_that_the_orders_name_and_stays_on_the_sketch(positions):
