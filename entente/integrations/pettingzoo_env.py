@@ -110,6 +110,8 @@ class DiplomacyEnv(AECEnv[str, dict[str, Any], int]):
         self.infos: dict[str, dict[str, Any]] = {power: {} for power in self.agents}
         self._skip_agent_selection = None
         self._enter_phase()
+        if not self._asked:  # all adjustments of the start position are forced
+            self._play_phase()
 
     def observe(self, agent: str) -> dict[str, Any]:
         """The mask is all 0 while `agent` has nothing to order."""

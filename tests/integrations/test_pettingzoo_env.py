@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.game_ground import Notes, played_games
 from entente.game.board import Board
+from entente.game.positions import board_of
 from entente.game.read_prompt import read_prompt
 from entente.game.scores import PowerScores, components
 from entente.game.snapshot import POWERS, Snapshot
@@ -94,6 +95,17 @@ def test_a_recorded_game_is_played_alike_and_a_power_without_anything_is_out():
     found = environment.position()
     assert found.phase + found.position == end
     assert out == ["AUSTRIA"] and "AUSTRIA" not in environment.agents
+
+
+def test_a_game_that_starts_with_forced_disbands_alone_begins_with_the_phase_after_them():
+    units = {"FRANCE": ["A MUN", "A GAS"], "ITALY": ["A ROM"]}
+    start = board_of("W1905A", units, {}, {"ITALY": ["ROM"]}).snapshot(game_id="", seed=0, source="")
+    environment = env(positions=[start])
+    for _ in range(2):
+        environment.reset()
+        assert environment.agent_selection == "FRANCE" and environment.last()[2], "it is out"
+        environment.step(None)
+        assert (environment.position().phase, environment.agents, environment.agent_selection) == ("S1906M", ["ITALY"], "ITALY")
 
 
 def test_an_observation_says_the_position_in_text_and_in_numbers(positions: list[Snapshot]):
