@@ -68,13 +68,13 @@ def _completion_figures(rows: pa.Table) -> dict[str, float]:
 
 def _thought_figures(rows: pa.Table, thinking: Thinking) -> dict[str, float]:
     """Decisions with a thought, tokens sampled in these (including sampled end markers), and thoughts cut off by the budget."""
-    sets = as_array(rows["legal_ids"])
-    starts = sets.offsets.to_numpy() - sets.offsets[0].as_py()
+    sets, bounds = as_array(rows["legal_ids"]), as_array(rows["legal_offsets"])
+    starts, first_bounds = (each.offsets.to_numpy() - each.offsets[0].as_py() for each in (sets, bounds))
     ids = sets.flatten().to_numpy()
     # Each open set has one negative number, and the open sets of a completion are its first.
     before = np.concatenate([[0], np.cumsum(ids < 0)])
     sampled = before[starts[1:]] - before[starts[:-1]]
-    after_thought = ids[starts[:-1] + 2 * sampled]
+    after_thought = ids[starts[:-1] + bounds.flatten().to_numpy()[first_bounds[:-1] + sampled]]
     return {
         "thoughts": float(rows.num_rows),
         "thought_tokens": float(sampled.sum()),

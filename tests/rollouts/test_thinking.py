@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from entente.decoding.codec import Codec
+from entente.decoding.legal_table import ThoughtRule
 from entente.decoding.open_set import set_size
+from entente.decoding.thinking import Thinking
 from entente.game.board import POWERS, Board
 from entente.game.prompts import PromptSettings, rules_text
 from entente.players.opponents import POLICY
 from entente.players.policy import DecisionRequest, PolicyPlayer, Tokens
 from entente.records.rows import Generation, GenerationRequest
-from entente.rollouts.figures import rollout_figures
+from entente.rollouts.figures import _thought_figures, rollout_figures
 from entente.rollouts.fork import PlayedFork
 from entente.rollouts.groups import decisions_of, phases_of, plan_start_groups, roll_out
 from entente.rollouts.rehearse_forks import rehearse
@@ -138,3 +141,17 @@ def test_a_budget_that_leaves_no_room_for_a_prompt_is_refused_with_the_length_th
         tokens.check_thought(320)
     tokens.check_thought(1024)
     Tokens(Codec(model)).check_thought(1)  # a model that does not think has other checks
+
+
+@pytest.mark.parametrize("excluded", [(9,), (8, 9), (7, 8, 9)], ids=["one end token", "two", "three"])
+def test_thoughts_that_the_budget_ended_are_counted_with_any_number_of_end_tokens(excluded: tuple[int, ...]):
+    rule = ThoughtRule(budget=3, end=20, excluded=excluded)
+    thinking = Thinking(cue="", marker=5, closing=(6,), rule=rule)
+    rows = [[*[rule.legal_set] * 3, [5], [6], [1, 2]], [*[rule.legal_set] * 2, [6], [1, 2]]]  # the second ended by itself
+    table = pa.table(
+        {
+            "legal_ids": [np.concatenate(sets) for sets in rows],
+            "legal_offsets": [np.cumsum([0, *map(len, sets)]) for sets in rows],
+        }
+    )
+    assert _thought_figures(table, thinking) == {"thoughts": 2, "thought_tokens": 5, "forced_thoughts": 1}
