@@ -4,7 +4,7 @@
 const boardOf = game => {
   const at = id => document.getElementById(id);
   const map = at("map"), SIZE = 1000 / 58;
-  const FAILED = { bounce: "bounced", cut: "cut", void: "void", dislodged: "dislodged", disband: "disbanded", "no convoy": "no convoy" };
+  const FAILED = { bounce: "bounced", cut: "cut", disrupted: "disrupted", void: "void", dislodged: "dislodged", disband: "disbanded", "no convoy": "no convoy" };
   let units = new Map();
 
   // -- drawing: an order is a mark under the units and, where it failed, a cross over them ------------------------------

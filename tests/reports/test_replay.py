@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from diplomacy.utils.order_results import BOUNCE, CUT, DISBAND, DISLODGED, DISRUPTED, NO_CONVOY, VOID
 
 from entente.game.board import Board
 from entente.game.snapshot import POWERS
@@ -31,6 +34,13 @@ def test_each_of_several_waived_builds_has_its_own_odds():
     decision = {"orders_drawn": ["A PAR B", "WAIVE", "WAIVE"], "odds": odds}
     shown = _orders(["A PAR B", "WAIVE", "WAIVE"], {}, decision)
     assert [order.probability for order in shown] == [each.probability for each in odds]
+
+
+def test_the_map_has_a_word_and_a_cross_for_every_result_of_an_order_that_failed():
+    script = files("entente.reports").joinpath("board.js").read_text()
+    (failed,) = re.findall(r"const FAILED = \{(.*)\};", script)
+    for result in (BOUNCE, CUT, DISBAND, DISLODGED, DISRUPTED, NO_CONVOY, VOID):
+        assert re.search(rf'"?{result}"?: "', failed), result
 
 
 def test_an_order_s_odds_are_those_of_its_tokens_and_forced_ones_count_as_certain():
