@@ -20,6 +20,7 @@ from entente.inference.engine import Engine, EngineStats
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
+from entente.inference.vllm_wire import forced_prefix
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, InputError, VersionGoneError
@@ -96,10 +97,11 @@ class VllmClient(Engine):
         if request.table.is_sound and request.table.forced(request.table.start)[1] == END:  # nothing to sample
             tokens = np.array(request.table.forced(0)[0], np.int32)
             logprobs = np.zeros(len(tokens), np.float32)
-            return self._counted(request, Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name))
+            return self._counted(request, Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name), 0)
         self._counts["running"] += 1
         try:
-            return self._counted(request, await self._sample(request))
+            generation = await self._sample(request)
+            return self._counted(request, generation, len(generation.token_ids) - len(forced_prefix(request.table)[0]))
         finally:
             self._counts["running"] -= 1
 
@@ -205,14 +207,15 @@ class VllmClient(Engine):
             raise call.reason
         return call.task.result()
 
-    def _counted(self, request: GenerationRequest, generation: Generation) -> Generation:
-        tokens, forced = len(generation.token_ids), int(np.count_nonzero(generation.logprobs == 0))
+    def _counted(self, request: GenerationRequest, generation: Generation, passed: int) -> Generation:
+        """`passed`: tokens that used a forward pass: a server computes forced tokens too, except those at the start."""
+        _, offsets = request.table.legal_sets(generation.token_ids.tolist())
         self._counts.update(
             prompt_tokens=len(request.prompt_ids),
             cached_tokens=generation.cached_tokens,
-            completion_tokens=tokens,
-            forced_tokens=forced,
-            sampled_tokens=tokens - forced,
+            completion_tokens=len(generation.token_ids),
+            forced_tokens=int(np.count_nonzero(np.diff(offsets) == 1)),
+            sampled_tokens=passed,
         )
         return generation
 

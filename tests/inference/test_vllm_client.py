@@ -13,15 +13,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from entente.decoding.legal_table import LegalTable
 from entente.game.board import Board
 from entente.inference import vllm_client
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient
 from entente.inference.vllm_server import ClientTimes
 from entente.inference.vllm_wire import read_counter
-from entente.records.policy_version import version_in
+from entente.records.policy_version import BASE, version_in
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
 from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, ids_in_text, illegal_path, probability_one
@@ -309,3 +311,22 @@ def test_preemptions_are_counted_from_the_first_page_on(host, servers, clients):
     assert host.submit(client.stats()).result(timeout=10).preemptions == 2
     page = b'# TYPE vllm:a counter\nvllm:a{engine="0"} 2.0\nvllm:a{engine="1"} 3.0\nvllm:ab{x="a b"} 0.5\nother 7\n'
     assert read_counter(page, "vllm:a") == 5.0
+
+
+def test_forced_tokens_between_choices_and_certain_ones_count_as_a_server_computes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each token after the forced start uses a pass, also a forced one and one of probability 1."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    client = VllmClient((), InferenceSettings(), tmp_path, None)
+    offsets, ids, targets = (np.array(values, np.int32) for values in ([0, 1, 3, 4, 5], [7, 1, 2, 8, 9], [1, 2, 2, 3, -1]))
+    table = LegalTable.from_bytes(LegalTable(offsets=offsets, token_ids=ids, next_nodes=targets, longest=4).to_bytes())
+    request = GenerationRequest(request_id="certain", prompt_ids=[1, 2], table=table, seed=0)
+
+    async def answer(request: GenerationRequest) -> Generation:
+        return Generation(token_ids=np.array([7, 1, 8, 9]), logprobs=np.zeros(4, np.float32), policy=BASE, worker="double")
+
+    monkeypatch.setattr(client, "_sample", answer)
+    asyncio.run(client.generate(request))
+    stats = asyncio.run(client.stats())
+    assert (stats.completion_tokens, stats.forced_tokens, stats.sampled_tokens) == (4, 3, 3)
