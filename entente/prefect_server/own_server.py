@@ -36,6 +36,18 @@ _ended: set[str] = set()
 @contextmanager
 def prefect_server() -> Iterator[None]:
     """Within the block a Prefect server runs, and Prefect's settings have its address."""
+    keys = {name: os.environ.get(name) for name in (SENT, WANTED)}
+    try:
+        with _server():
+            yield
+    finally:
+        for name, value in keys.items():  # the next call may be for a server elsewhere
+            if value is None:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def _server() -> Iterator[None]:
     check_client()
     from prefect.settings import get_current_settings
 
@@ -49,7 +61,6 @@ def prefect_server() -> Iterator[None]:
         return
     os.environ.pop("PREFECT_API_URL", None)
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
-    keys = {name: os.environ.get(name) for name in (SENT, WANTED)}
     # Two servers that start at once without a database would both create its tables. The second waits, up to the time limit.
     with file_lock(log.with_name("server.starting"), wait_s=_limit_s()):
         process, address = _start(log)
@@ -63,9 +74,6 @@ def prefect_server() -> Iterator[None]:
         finally:
             _end(process)
             _ended.add(address)
-            for name, value in keys.items():  # the next call may be for a server elsewhere
-                if value is None:
-                    os.environ.pop(name, None)
 
 
 def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:

@@ -174,7 +174,7 @@ def start(log):
     return Mock(), "http://127.0.0.1:9/api"
 
 own_server._start, own_server._check = start, lambda address: None
-for address in ("", "http://server.internal:4200/api"):
+for address in ("", "http://127.0.0.1:4200/api", "http://server.internal:4200/api"):
     if address:
         os.environ["PREFECT_API_URL"] = address
     with own_server.prefect_server():
@@ -182,11 +182,12 @@ for address in ("", "http://server.internal:4200/api"):
 """
 
 
-def test_a_notebook_that_had_a_server_of_its_own_uses_the_next_one_without_its_key(tmp_path: Path):
+def test_a_notebook_that_had_a_server_on_this_machine_uses_the_next_one_without_its_key(tmp_path: Path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     here = kept | {"PREFECT_HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run([sys.executable, "-c", NOTEBOOK], cwd=tmp_path, env=here, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["http://127.0.0.1:9/api True", "http://server.internal:4200/api False"]
+    on_this_machine = ["http://127.0.0.1:9/api True", "http://127.0.0.1:4200/api True"]
+    assert done.stdout.splitlines() == [*on_this_machine, "http://server.internal:4200/api False"]
 
 
 GARBAGE = """
