@@ -287,9 +287,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, str]) -> str:
 
 
 def _free_name(paths: RunPaths, kind: object, error: BaseException | None, trace: object) -> None:
-    """Exit callback: free the name of a run whose input was refused before any rollout, by removing settings.json, and the
-    scores, which are of this run's model and positions."""
-    if isinstance(error, InputError) and not folders_in(paths.shards):
+    """Exit callback: free the name of a run whose input was refused before any rollout or answer of an endpoint, by removing
+    settings.json, and the scores, which are of this run's model and positions."""
+    if isinstance(error, InputError) and not folders_in(paths.shards) and not paths.answers.exists():
         shutil.rmtree(paths.scores, ignore_errors=True)
         paths.settings.unlink()
 

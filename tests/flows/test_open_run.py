@@ -113,6 +113,17 @@ def test_a_try_that_is_refused_later_leaves_the_name_free_and_the_users_files_as
     assert content(settings.paths.root) == {".lock": b"", "notes.txt": b"the user's"}
 
 
+def test_a_run_whose_endpoints_spent_their_budget_before_its_first_shard_can_be_resumed_with_their_answers(settings: RunSettings):
+    paths, spent = settings.paths.create(), InputError("the endpoints have used 9 tokens of endpoint.token_budget 9")
+    paths.settings.write_text("{}")
+    paths.answers.write_text("{}")
+    open_run._free_name(paths, InputError, spent, None)
+    assert paths.settings.exists() and paths.scores.exists()
+    paths.answers.unlink()
+    open_run._free_name(paths, InputError, spent, None)
+    assert not paths.settings.exists(), "as with a refused key"
+
+
 @pytest.mark.parametrize("published", [True, False], ids=["seen in the files", "said by the trainer"])
 def test_fewer_steps_than_a_run_has_done_are_refused_and_change_nothing(
     settings: RunSettings, monkeypatch: pytest.MonkeyPatch, published: bool
