@@ -71,7 +71,8 @@ def train_run(chosen: RunSettings, *, resume: bool) -> tuple[RunPaths, dict[str,
     try:
         return chosen.paths, run_flow(lambda: train_policy(chosen, resume=resume))
     except BaseException as error:
-        if chosen.paths.settings.is_file() and not isinstance(error, InputError):
+        # A new run that has its settings had begun, and was not refused: a bot or an endpoint stopped it.
+        if chosen.paths.settings.is_file() and not (resume and isinstance(error, InputError)):
             where = of_run(chosen.run, chosen.runs_root)
             sys.stderr.write(f"finished steps are kept; continue with: entente train {where} --resume\n")
         raise
