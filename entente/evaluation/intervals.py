@@ -3,7 +3,8 @@
 Values of one cluster are not independent: forks of one start, the seven rotations of one seating, positions of one source game.
 The bootstrap resamples whole clusters (Cameron, Gelbach & Miller 2008). If all values of a proportion are equal, the interval is
 Wilson's over the clusters (Wilson 1927). With few clusters it is widened to Student's t; below FEWEST_CLUSTERS there is none,
-because it would not have its nominal coverage. Every interval in the project comes from `estimate` (tested).
+because it would not have its nominal coverage. Every interval comes from `estimate`; that of a difference of shares
+that are equal in all pairs is Wilson's end, either way (`match_table`).
 """
 
 import math
