@@ -7,7 +7,7 @@ Its TOML file determines the runs, and their summaries hold the scores; there is
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -130,8 +130,9 @@ def sweep_points(sweep: Sweep, runs_root: Path | None = None) -> list[SweepPoint
     return points
 
 
-def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool) -> None:
-    """Raise InputError, with what a sweep can do about it, if the run exists without `resume` or with other settings."""
+def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool, varied: Iterable[str] = ()) -> None:
+    """Raise InputError, with what a sweep can do about it, if the run exists without `resume` or with other settings, of those
+    that a resumed run may change the `varied` ones: the table would name values that the run was not trained with."""
     if not run.paths.settings.exists():
         return
     if not resume:
@@ -139,7 +140,15 @@ def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool) -> None:
             f"run '{run.run}' exists already in {run.runs_root}: continue the sweep with --resume, or choose another name "
             f"than '{sweep}' in its file"
         )
-    check_resumed(settings_of(run.paths), run, f"restore it in the sweep's file, or choose another name than '{sweep}' there")
+    cure = f"restore it in the sweep's file, or choose another name than '{sweep}' there"
+    check_resumed(stored := settings_of(run.paths), run, cure)
+    before, after = (leaves(each.model_dump(mode="json")) for each in (stored, run))
+    for name in varied:
+        if name != "steps" and before.get(name) != after.get(name):  # a run with fewer steps goes on
+            raise InputError(
+                f"run '{run.run}' was started with {name} {before.get(name)!r}, and the sweep has {after.get(name)!r} for it: "
+                f"{cure}"
+            )
 
 
 def base_question(run: RunSettings) -> str:

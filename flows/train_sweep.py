@@ -6,7 +6,7 @@ the others copy its scores.
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from prefect import tags
@@ -24,15 +24,16 @@ from storage.run_base import check_base
 from storage.runs import RunPaths
 
 
-async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool) -> None:
-    """Train the runs of a sweep that are not done; `resume` continues existing ones, including failed ones.
+async def train_sweep(name: str, runs: Sequence[RunSettings], *, resume: bool, varied: Collection[str] = ()) -> None:
+    """Train the runs of a sweep that are not done; `resume` continues existing ones, including failed ones. `varied`: names of
+    the settings in which they differ.
 
     Raises:
         InputError: a run cannot be trained, exists without `resume`, or has other settings or another base model.
         TrainingError: the rollouts or the training of a run failed; all others are done.
     """
     for run in runs:
-        check_name_of_sweep(run, name, resume=resume)
+        check_name_of_sweep(run, name, resume=resume, varied=varied)
         check_inputs(run, resume=resume and run.paths.settings.exists())
         if (model := model_folder(run, run.runs_root)) is not None:
             check_base(run.paths, model)  # also of a run that is done: the others would be compared with it

@@ -69,7 +69,7 @@ def _train(sweep: Sweep, points: Sequence[SweepPoint], file: Path, *, resume: bo
 
     try:
         runs = [run for point in points for run in point.runs]
-        run_flow(lambda: train_sweep(sweep.name, runs, resume=resume))
+        run_flow(lambda: train_sweep(sweep.name, runs, resume=resume, varied=sweep.settings))
     except BaseException as error:
         if not isinstance(error, InputError):
             where = f"{shlex.quote(str(file))}{root_flag(points[0].runs[0].runs_root)}"
@@ -87,7 +87,7 @@ def _plan(sweep: Sweep, points: Sequence[SweepPoint], *, resume: bool) -> dict[s
     }
     runs = [run for point in points for run in point.runs]
     for run in runs:
-        check_name_of_sweep(run, sweep.name, resume=resume)
+        check_name_of_sweep(run, sweep.name, resume=resume, varied=sweep.settings)
         check_train(run, resume=run.paths.settings.exists())
     shared = {
         "state caches": len({run.cache.model_dump_json() for run in runs}),

@@ -11,7 +11,16 @@ from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.strength import POLICY, Score
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EngineError, InputError, TrainingError
-from flows.sweep import SweepPoint, base_question, read_sweep, score_of, scored_by_others, sweep_points, sweep_results
+from flows.sweep import (
+    SweepPoint,
+    base_question,
+    check_name_of_sweep,
+    read_sweep,
+    score_of,
+    scored_by_others,
+    sweep_points,
+    sweep_results,
+)
 from flows.train_sweep import train_sweep
 from storage.control import code_of_play
 from storage.json_files import write_json
@@ -83,6 +92,18 @@ def test_a_run_that_exists_is_refused_with_what_a_sweep_can_do(tmp_path: Path):
         with pytest.raises(InputError, match=f"run 'rates-1' .*{said} another name than 'rates'") as refused:
             asyncio.run(train_sweep("rates", [run], resume=resume))
         assert "--run" not in str(refused.value) and "--init-from" not in str(refused.value)
+
+
+def test_a_value_added_before_others_does_not_give_a_run_another_value_than_it_was_trained_with(tmp_path: Path):
+    """A resumed run may change max_policy_lag, so a sweep over it labelled the score of one value with another."""
+    name = "storage.max_policy_lag"
+    (_, old) = points_of(tmp_path, f"seeds = [0]\n[settings]\n{name} = [2, 8]")
+    done(old.runs[0], 0.5)
+    (_, new, _) = points_of(tmp_path, f"seeds = [0]\n[settings]\n{name} = [2, 4, 8]")
+    with pytest.raises(InputError, match=rf"run 'rates-2' was started with {name} 8, and the sweep has 4 for it: restore it"):
+        asyncio.run(train_sweep("rates", new.runs, resume=True, varied=new.values))
+    longer = [run.model_copy(update={"steps": run.steps + 1}) for run in old.runs]
+    check_name_of_sweep(longer[0], "rates", resume=True, varied=[name, "steps"])
 
 
 def test_a_sweep_whose_model_was_replaced_after_some_runs_is_refused(
