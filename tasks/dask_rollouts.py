@@ -25,6 +25,7 @@ from entente.settings.run_settings import ROLLOUT_TIMEOUT_S, RunSettings
 from entente.telemetry.errors import EngineLostError, InputError
 from entente.telemetry.machine import usable_cores
 from storage.control import read_control
+from storage.files import file_marks
 from storage.runs import RunPaths
 from tasks.rollout_queue import RANGES_AT_ONCE
 from tasks.rollout_worker import RolloutWorker
@@ -68,10 +69,15 @@ _open: dict[Path, RolloutWorker] = {}
 
 
 def _side_of(root: Path) -> RolloutWorker:
-    """The open run; replaces one of another run, or of earlier settings or another base, as of a run that was made again."""
+    """The open run; replaces one of another run, or of an earlier start of this one: a run that was made again has other versions
+    under the same numbers, and a resumed one may have another engine. Each start writes the settings."""
     with _lock:
-        side, now = _open.get(root), read_control(RunPaths(root))
-        if side is None or (side.settings.plays, side.resources.provenance["base_model"]) != (now.plays, now.base_model):
+        side, now, written = _open.get(root), read_control(RunPaths(root)), file_marks(RunPaths(root).settings)
+        if side is None or (side.written, side.settings.plays, side.resources.provenance["base_model"]) != (
+            written,
+            now.plays,
+            now.base_model,
+        ):
             while _open:
                 asyncio.run(_open.popitem()[1].close())
             side = asyncio.run(RolloutWorker.open(root, worker=f"dask-{socket.gethostname()}-{os.getpid()}"))

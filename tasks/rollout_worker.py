@@ -20,15 +20,20 @@ from entente.telemetry.errors import DataError, InputError
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.control import Control, program_differences, read_control
+from storage.files import file_marks
 from storage.runs import CACHE_FOLDER, RunPaths, hashes_file
 
 
 class RolloutWorker:
     """The rollouts of one run in this worker process; create it with `open`."""
 
-    def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack, written: tuple[int, int] | None
+    ) -> None:
         self.resources = resources
         self.settings = settings
+        self.written = written
+        """Marks of the settings file that it was opened with."""
         self._stack = stack
         self._followed: Control | None = None
         self._served = BASE
@@ -43,6 +48,7 @@ class RolloutWorker:
             DataError: the control file, the state cache or the adapter is damaged.
         """
         paths = RunPaths(root.resolve())
+        written = file_marks(paths.settings)  # before it is read: a start meanwhile counts
         settings = settings_of(paths)
         control = await asyncio.to_thread(read_control, paths)
         _check_wanted(paths, settings, control)
@@ -67,7 +73,7 @@ class RolloutWorker:
                 tokens=tokens,
                 provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
             )
-            side = cls(resources, settings, stack.pop_all())
+            side = cls(resources, settings, stack.pop_all(), written)
         try:
             await side.follow()
         except BaseException:

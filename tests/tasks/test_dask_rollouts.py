@@ -8,14 +8,18 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from entente.records.policy_version import BASE
 from entente.rollouts.groups import GroupRange
 from entente.settings.layers import layered_settings, settings_of
 from entente.telemetry.errors import InputError
 from storage.control import ControlDesk, read_control
+from storage.files import durable_write, file_marks
+from storage.runs import RunPaths
 from storage.shards import LOCAL_PRODUCER, shard_path
 from tasks import dask_rollouts, rollout_worker
 from tasks.dask_rollouts import check_scheduler, close_worker, dask_cluster, play_here
@@ -86,6 +90,32 @@ def test_an_open_run_is_not_played_for_one_of_its_name_that_was_made_again_from_
     paths.control.write_text(read_control(paths).model_copy(update={"base_model": "another"}).model_dump_json())
     with pytest.raises(InputError, match="trains the model another, but"):
         asyncio.run(play_here(paths.root, GroupRange(FIRST + 1, 1, 51)))
+
+
+def test_a_run_that_was_started_again_gets_an_engine_and_league_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its flow was killed, so the worker outlived it: of the same name, settings and base, it has other weights as version 10."""
+    paths, closed = RunPaths(tmp_path / "mine"), []
+    paths.root.mkdir()
+
+    async def opened(root: Path, *, worker: str) -> Any:
+        async def close() -> None:
+            closed.append(side)
+
+        of = SimpleNamespace(provenance={"base_model": "base"})
+        side = SimpleNamespace(settings=SimpleNamespace(plays="same"), resources=of, close=close)
+        side.written = file_marks(RunPaths(root).settings)
+        return side
+
+    def begin() -> Any:
+        durable_write(paths.settings, b"{}")
+        ControlDesk(paths, base_model="base", plays="same", max_policy_lag=2).serve(BASE)
+        return dask_rollouts._side_of(paths.root)
+
+    monkeypatch.setattr(dask_rollouts.RolloutWorker, "open", opened)
+    monkeypatch.setattr(dask_rollouts, "_open", {})
+    first = begin()
+    assert dask_rollouts._side_of(paths.root) is first and not closed
+    assert begin() is not first and closed == [first]
 
 
 def test_an_open_run_is_not_played_for_a_training_process_with_other_code(run: Any, opened: list[Any]):
