@@ -176,6 +176,12 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
     async with AsyncExitStack() as stack:
         stack.enter_context(_cancelled_by_sigterm())
         cache = await prepare_cache(settings, new=not resume)
+        positions = _positions(cache)
+        if resume and kept_object(paths.environment).get("positions", positions) != positions:
+            raise InputError(
+                f"'{cache.path}' was built again with other positions than run '{settings.run}' began with: restore the folder "
+                "from a copy"
+            )
         model = await prepare_model(settings)
         base = await asyncio.to_thread(resumed_base if resume else new_base, paths, model)
         if warning := rate_warning(settings.training.learning_rate, read_architecture(model).hidden):
@@ -221,7 +227,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         _check_resume_point(settings, resume_point)
         paths.summary.unlink(missing_ok=True)  # of fewer steps or other scores; a kill must not leave it beside these settings
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
-        found = environment() | own_sources(settings)
+        found = environment() | own_sources(settings) | {"positions": positions}
         if changes := _changes(kept_object(paths.environment), found):
             reporter().say(f"since the run was last started, this has changed: {changes}")
         write_json(paths.environment, found)
@@ -279,6 +285,15 @@ def own_sources(settings: RunSettings) -> dict[str, str]:
     """Package -> hash of its source: this program, and the user's bots, rewards and loss of the settings."""
     parts = (*(name.removeprefix(FINAL) for name in settings.storage.reward_weights), settings.training.loss)
     return {"entente": source_hash("entente"), **bot_sources(settings.rollouts.scripted_opponents), **part_sources(parts)}
+
+
+def _positions(cache: StateCache) -> str:
+    """Hash of what a cache holds, 16 hex digits. With equal settings it may be another one if the folder was lost: the run whose
+    positions it took in has fewer shards now, or a user's bot plays otherwise."""
+    content = hashlib.sha256()
+    for snapshot in (*cache.train, *cache.held_out):
+        content.update(f"{snapshot.game_id} {snapshot.power} {snapshot.position}\n".encode())
+    return content.hexdigest()[:16]
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, str]) -> str:

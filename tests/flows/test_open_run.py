@@ -23,6 +23,7 @@ from entente.telemetry.errors import InputError
 from flows import open_run
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, read_work, record_work
+from state_cache.store import StateCache
 from storage.adapters import publish_adapter
 from storage.control import source_hash
 from storage.files import file_lock
@@ -38,8 +39,8 @@ def settings(tmp_path: Path) -> RunSettings:
 
 @pytest.fixture(autouse=True)
 def nothing_to_prepare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path) -> None:
-    async def prepared_cache(settings: RunSettings, *, new: bool) -> Path:
-        return tmp_path
+    async def prepared_cache(settings: RunSettings, *, new: bool) -> StateCache:
+        return StateCache(path=tmp_path, settings=settings.cache, train=(), held_out=())
 
     async def prepared_model(settings: RunSettings) -> Path:
         return model
@@ -66,16 +67,17 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("resume", [False, True], ids=["fresh", "resumed"])
 def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_is(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, resume: bool
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, resume: bool
 ):
     root, before = settings.paths.root, {}
 
-    async def prepared_late(_: RunSettings, *, new: bool) -> None:
+    async def prepared_late(_: RunSettings, *, new: bool) -> StateCache:
         root.mkdir(exist_ok=True)
         (root / ".lock").touch()
         (root / "settings.json").write_text(settings.model_copy(update={"seed": 77}).model_dump_json())
         (root / "summary.json").write_text("{}")
         before.update(content(root))
+        return StateCache(path=tmp_path, settings=settings.cache, train=(), held_out=())
 
     if resume:
         root.mkdir()
@@ -84,6 +86,21 @@ def test_a_run_that_another_process_made_while_this_one_prepared_is_left_as_it_i
     with pytest.raises(InputError, match="was started with seed 77" if resume else "run 'mine' exists already"):
         opened(settings, resume=resume)
     assert before and content(root) == before
+
+
+def test_a_state_cache_that_was_lost_and_built_again_with_other_positions_is_refused(
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+):
+    """As after a refresh from a run whose old shards are gone by now: equal settings, and another cache."""
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+    write_json(settings.paths.environment, {"positions": "those of the first start"})
+    monkeypatch.setattr(open_run, "new_base", lambda *_: 1 / 0)
+    monkeypatch.setattr(open_run, "resumed_base", lambda *_: 1 / 0)
+    with pytest.raises(InputError, match="was built again with other positions than run 'mine' began with: restore"):
+        opened(settings, resume=True)
+    write_json(settings.paths.environment, {"torch": "of an earlier release"})
+    with pytest.raises(ZeroDivisionError):
+        opened(settings, resume=True)
 
 
 def test_a_run_that_is_being_trained_is_not_opened_a_second_time(settings: RunSettings):
