@@ -231,7 +231,8 @@ class RolloutQueue:
 
     async def _serve_the_one_before(self, newest: PolicyVersion) -> bool:
         """Serve the version that would have played the next step's start groups. Returns False if it was removed."""
-        if newest.version > 1:  # the engines start with the base model, version 0
+        before = BASE  # the engine here starts with it; workers of a cluster read which version to serve
+        if newest.version > 1:
             try:
                 before = await asyncio.to_thread(read_adapter, self._resources.paths, newest.version - 1)
             except DataError as error:
@@ -240,7 +241,7 @@ class RolloutQueue:
                     f"one: {error}"
                 )
                 return False
-            await self._resources.serve(before)
+        await self._resources.serve(before)
         return True
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:

@@ -323,7 +323,7 @@ def step(version: int) -> PolicyVersion:
 
 @pytest.mark.parametrize(
     ("step_done", "depth", "at_first", "at_the_end"),
-    [(0, 1, [], []), (1, 1, [], [1]), (5, 1, [4], [4, 5]), (1, 0, [1], [1]), (5, 0, [5], [5]), (5, 2, [5], [5])],
+    [(0, 1, [], []), (1, 1, [0], [0, 1]), (5, 1, [4], [4, 5]), (1, 0, [1], [1]), (5, 0, [5], [5]), (5, 2, [5], [5])],
 )
 def test_a_run_goes_on_with_the_version_that_it_would_have_played(
     monkeypatch: pytest.MonkeyPatch, step_done: int, depth: int, at_first: list[int], at_the_end: list[int]
