@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -35,6 +35,9 @@ from state_cache.settings import NEWEST
 from storage.control import code_of_play
 from storage.json_files import kept_object
 from storage.runs import check_run_name
+
+if TYPE_CHECKING:
+    from entente.evaluation.score_files import ScoreRecord
 
 _MOST_RUNS = 1000
 """Upper bound of runs in a sweep: each takes minutes, so more are a mistake."""
@@ -166,16 +169,30 @@ def score_of(run: RunSettings) -> float | None:
     return float(summary["trained_score"]) if asked == (run.steps, run.evaluation.question) else None
 
 
-def scored_by_others(points: Sequence[SweepPoint]) -> str:
-    """A sentence if programs that may play differently measured the scores, as after an edit of a bot; else empty."""
+def scored_elsewhere(points: Sequence[SweepPoint]) -> str:
+    """A sentence if the scores are of different held-out positions, as where the sweep varies cache.last_year; else empty."""
+    records = _trained_scores(points).values()
+    starts = {frozenset((gain.snapshot_id, gain.power) for gain in record.score.gains) for record in records}
+    if len(starts - {frozenset()}) <= 1:
+        return ""
+    return (
+        "the runs have different held-out positions, so their scores differ by more than settings: compare them in matches, with "
+        "entente evaluate"
+    )
+
+
+def _trained_scores(points: Sequence[SweepPoint]) -> dict[str, "ScoreRecord"]:
+    """By run."""
     from entente.evaluation.score_files import read_score  # loads the game engine, which help does not need
 
-    records = {
-        run.run: (record.code, code_of_play((POLICY, record.opponents)))
-        for point in points
-        for run in point.runs
-        if score_of(run) is not None and (record := read_score(run.paths, "trained")) is not None
-    }
+    runs = (run for point in points for run in point.runs if score_of(run) is not None)
+    return {run.run: record for run in runs if (record := read_score(run.paths, "trained")) is not None}
+
+
+def scored_by_others(points: Sequence[SweepPoint]) -> str:
+    """A sentence if programs that may play differently measured the scores, as after an edit of a bot; else empty."""
+    scored = _trained_scores(points)
+    records = {run: (record.code, code_of_play((POLICY, record.opponents))) for run, record in scored.items()}
     codes = [code for code, _ in records.values()]
     if all(code == codes[0] for code in codes):
         return ""

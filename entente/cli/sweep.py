@@ -24,6 +24,7 @@ from flows.sweep import (
     result_rows,
     score_of,
     scored_by_others,
+    scored_elsewhere,
     sweep_points,
     sweep_results,
 )
@@ -112,5 +113,5 @@ def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
         print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
     if json:
         print_json({"sweep": sweep.name, "settings": results})
-    if mixed := scored_by_others(points):
+    for mixed in filter(None, (scored_by_others(points), scored_elsewhere(points))):
         print(mixed)

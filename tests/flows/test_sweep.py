@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entente.evaluation.score_files import ScoreRecord, write_score
-from entente.evaluation.strength import POLICY, Score
+from entente.evaluation.strength import POLICY, Gain, Score
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EngineError, InputError, TrainingError
 from flows.sweep import (
@@ -18,6 +18,7 @@ from flows.sweep import (
     read_sweep,
     score_of,
     scored_by_others,
+    scored_elsewhere,
     sweep_points,
     sweep_results,
 )
@@ -207,3 +208,19 @@ def test_scores_of_programs_that_may_play_differently_are_named_with_what_mends_
     points = [SweepPoint(values={}, runs=[run]) for run in runs]
     assert "remove summary.json of rates-1, and" in scored_by_others(points)
     assert scored_by_others(points[:1]) == scored_by_others(points[1:]) == ""
+
+
+def test_scores_of_different_held_out_positions_are_said_to_differ_by_more_than_settings(tmp_path: Path):
+    """As where a sweep varies cache.seed: its table named the gain of other positions as that of the setting."""
+    points = points_of(tmp_path, "seeds = [0]\n[settings]\ncache.seed = [0, 1, 2]")
+    for point, position in zip(points, ("here", "here", "elsewhere"), strict=True):
+        (run,) = point.runs
+        done(run, 0.5)
+        gains = (Gain(snapshot_id=position, game_id="game", power="FRANCE", centres=0.5),)
+        score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0, gains=gains)
+        record = ScoreRecord(
+            label="trained", player=POLICY, opponents="random", policy_version=1, settings=run.evaluation, score=score
+        )
+        write_score(run.paths, record)
+    assert "different held-out positions" in scored_elsewhere(points)
+    assert scored_elsewhere(points[:2]) == ""
