@@ -50,7 +50,7 @@ from flows.work_record import read_work, record_work
 from state_cache.store import StateCache, find_cache, open_cache
 from storage.adapters import read_adapter
 from storage.arrow_files import FINAL
-from storage.control import ControlDesk, bot_sources, part_sources, source_hash
+from storage.control import ControlDesk, bot_sources, edited_since, part_sources, source_hash
 from storage.files import durable_write, file_lock, folders_in, set_aside
 from storage.json_files import kept_object, write_json
 from storage.ledger import restore_ledgers
@@ -227,7 +227,13 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         _check_resume_point(settings, resume_point)
         paths.summary.unlink(missing_ok=True)  # of fewer steps or other scores; a kill must not leave it beside these settings
         durable_write(paths.settings, settings.model_dump_json(indent=1).encode())
-        found = environment() | own_sources(settings) | {"positions": positions}
+        sources = own_sources(settings)
+        if edited := edited_since(sources):  # as between two runs of a sweep or a notebook
+            reporter().say(
+                f"{', '.join(edited)} was edited since this process loaded it: the trainer has the edited files, all else the "
+                "former ones"
+            )
+        found = environment() | sources | edited | {"positions": positions}
         if changes := _changes(kept_object(paths.environment), found):
             reporter().say(f"since the run was last started, this has changed: {changes}")
         write_json(paths.environment, found)

@@ -7,7 +7,7 @@ also of users' bots. Machines with equal marks write the same rows.
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,3 +135,9 @@ def source_hash(package: str) -> str:
         for file in sorted(folder.rglob("*.py")):
             content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return content.hexdigest()[:8]
+
+
+def edited_since(sources: Mapping[str, str]) -> dict[str, str]:
+    """Packages of `sources` (name -> hash) whose files differ from what this process loaded, with their hash now: a process that
+    starts now, such as a trainer, loads these."""
+    return {package: now for package, loaded in sources.items() if (now := source_hash.__wrapped__(package)) != loaded}

@@ -7,7 +7,7 @@ import pytest
 
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.telemetry.errors import DataError
-from storage.control import ControlDesk, program_differences, program_marks, read_control
+from storage.control import ControlDesk, edited_since, program_differences, program_marks, read_control, source_hash
 from storage.runs import RunPaths
 
 
@@ -44,3 +44,19 @@ def test_programs_differ_where_a_mark_does():
     marks = program_marks()
     assert program_differences(marks) == ""
     assert program_differences((*marks[:-1], "package state_cache=0")).startswith("package state_cache is ")
+
+
+def test_a_package_that_was_edited_since_it_was_loaded_is_named_with_what_a_trainer_loads_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a reward between two runs of a notebook: the second was recorded with the hash of the first."""
+    package = tmp_path / "odd_reward.py"
+    package.write_text("# as it was loaded")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sources = {name: source_hash(name) for name in ("odd_reward", "state_cache")}
+    assert edited_since(sources) == {}
+    package.write_text("# edited")
+    assert sources["odd_reward"] == source_hash("odd_reward"), "this process keeps what it loaded"
+    assert edited_since(sources).keys() == {"odd_reward"}
+    source_hash.cache_clear()
+    assert edited_since(sources) == {"odd_reward": source_hash("odd_reward")}
