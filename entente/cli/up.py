@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -33,6 +33,7 @@ from storage.files import check_writable, durable_write, file_lock
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
 
 WORKER_WITHIN_S = 180.0
 ENDS_WITHIN_S = 30.0
@@ -95,9 +96,11 @@ def up(
         os.environ[_API] = f"{address}/api"
         moved = any(each.what == "server" and each.process() for each in _started())
         with server_client() as client:
-            check_folder(address, [each["entrypoint"] for each in described], client.read_deployments(), moved=moved)
+            there = client.read_deployments()
+            check_folder(address, [each["entrypoint"] for each in described], there, moved=moved)
             for each in pools:
                 _pool(client, each)
+            _remove_schedules(client, described, there)
             _say("deployments", "Prefect reads prefect.yaml, which takes about half a minute")
             _prefect("deploy", "--all", "--no-prompt")
             if limit_queue(client, pool):
@@ -219,6 +222,22 @@ def _pool(client: "SyncPrefectClient", name: str) -> None:
         return
     _prefect("work-pool", "create", name, "--type", "process")
     _say("work pool", f"{name} made")
+
+
+def _remove_schedules(
+    client: "SyncPrefectClient", described: list[dict[str, Any]], deployed: "Iterable[DeploymentResponse]"
+) -> None:
+    """Remove schedules of its deployments that prefect.yaml does not have. `prefect deploy` keeps them, and beside one without a
+    slug, as Prefect's page makes it, it switches paused ones on again."""
+    slugs = {
+        (each["entrypoint"], each["name"]): {schedule.get("slug") for schedule in each.get("schedules") or ()}
+        for each in described
+    }
+    for each in deployed:
+        for schedule in each.schedules:
+            if schedule.slug not in slugs.get((each.entrypoint, each.name), {schedule.slug}):
+                client.delete_deployment_schedule(each.id, schedule.id)
+                _say("schedules", f"removed one of {each.name} that prefect.yaml does not have")
 
 
 def _worker(client: "SyncPrefectClient", pool: str) -> None:

@@ -263,6 +263,26 @@ def test_a_worker_that_ends_at_its_start_is_not_taken_for_one_of_another_machine
         up._worker(client, "local")
 
 
+def test_schedules_that_prefect_yaml_does_not_have_any_more_are_removed(capsys: pytest.CaptureFixture[str]):
+    """`prefect deploy` keeps those of a deployment without any in the file, and those whose slug was changed there."""
+
+    def deployed(name: str, *slugs: str | None) -> Any:
+        plans = [SimpleNamespace(id=f"{name}-{slug}", slug=slug) for slug in slugs]
+        return SimpleNamespace(id=name, entrypoint=f"flows/{name}.py:f", name=name, schedules=plans)
+
+    described = [
+        {"entrypoint": "flows/cache.py:f", "name": "cache", "schedules": [{"cron": "0 3 * * *", "slug": "nightly"}]},
+        {"entrypoint": "flows/train.py:f", "name": "train"},
+        {"entrypoint": "flows/free.py:f", "name": "free", "schedules": [{"cron": "0 4 * * *"}]},
+    ]
+    there = [deployed("cache", "nightly", None), deployed("train", "weekly"), deployed("free", None), deployed("theirs", "daily")]
+    removed: list[tuple[str, str]] = []
+    client: Any = SimpleNamespace(delete_deployment_schedule=lambda *ids: removed.append(ids))
+    up._remove_schedules(client, described, there)
+    assert removed == [("cache", "cache-None"), ("train", "train-weekly")]
+    assert capsys.readouterr().out.count("that prefect.yaml does not have") == 2
+
+
 def test_a_server_that_cannot_cancel_them_is_said_and_the_worker_ends(folder: Path, worker: type[Api]):
     worker.broken = True
     done = Entente(folder)("down")
