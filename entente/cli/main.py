@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from cyclopts import App, UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
 _HELP_FLAGS = {"--help", "-h"}
+_YES = ("true", "t", "yes", "y", "1")
+"""What cyclopts takes for a flag that is set, in any case."""
 _PATHS_THAT_CANNOT_BE_USED = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EROFS)
 """Path errors that are the user's mistake; a full disk, for example, is not."""
 
@@ -98,7 +100,7 @@ def _run_command(app: "App", words: list[str]) -> None:
 
 
 def _json_alone(words: list[str]) -> AbstractContextManager[None]:
-    if not {"--json", "--json=true"} & set(words):
+    if not {"--json", *(f"--json={yes}" for yes in _YES)} & {word.lower() for word in words}:
         return nullcontext()
     from entente.cli.terminal import json_alone
 

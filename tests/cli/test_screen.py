@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from entente.cli import main
 from entente.cli.terminal import json_alone, line_reporter, print_json, show_progress
@@ -67,6 +68,24 @@ def test_with_json_standard_output_has_json_alone_whoever_else_prints():
     assert json.loads(first, parse_constant=pytest.fail) == {"score": None, "all": [None, 1.5, "ü"]} and after == "after"
     for noise in ("a line", "a table", "no line", "a library in C", "a child"):
         assert noise in done.stderr
+
+
+@pytest.mark.parametrize("value", ["", "=true", "=True", "=1", "=yes", "=Y", "=t"])
+def test_however_json_is_asked_for_standard_output_has_it_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+):
+    app = App()
+
+    @app.default
+    def command(*, json: bool = False) -> None:
+        sys.stdout.write("a line\n")
+        if json:
+            print_json(["this"])
+
+    monkeypatch.setattr(main, "command_line", lambda: app)
+    monkeypatch.setattr("entente.prefect_server.environment.prepare_environment", lambda **how: None)
+    main._call([f"--json{value}"], debug=False)
+    assert capsys.readouterr() == ('["this"]\n', "a line\n")
 
 
 def test_json_goes_to_a_stand_in_for_standard_output_too(capsys: pytest.CaptureFixture[str]):
