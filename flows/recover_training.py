@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterEndTime,
+    FlowRunFilterId,
     FlowRunFilterState,
     FlowRunFilterStateType,
     FlowRunFilterTags,
@@ -29,6 +31,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled, Crashed, Running, Scheduled
 from prefect.types import DateTime
 from prefect.types._datetime import now
@@ -67,7 +70,8 @@ _LOOKS_BACK = timedelta(days=1)
     **PINNED | dict[str, Any](retries=2, retry_delay_seconds=10),
 )
 async def recover_training(flow_run_id: str = "", runs_root: Path = Path("runs")) -> dict[str, str]:
-    """Check all training runs that crashed or failed in the last day or count as running. Returns the actions by flow run id.
+    """Check all training runs that crashed or failed in the last day, that a check cancelled since names, or that count as
+    running. Returns the actions by flow run id.
 
     One check at a time suffices, because it continues until nothing is left: Prefect cancels checks that would start meanwhile
     (prefect.yaml), and one on another host returns at once.
@@ -105,6 +109,7 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
     ended = await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=bad, end_time=recent))
     busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]))
+    ended += await _named_by_cancelled(client, bad, recent)
     candidates = {run.id for run in ended}
     for run in await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=busy)):
         runs_root = _runs_root(run)
@@ -123,6 +128,21 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
             await client.set_flow_run_state(run.id, end, force=True)
             candidates.add(run.id)
     return candidates
+
+
+async def _named_by_cancelled(client: PrefectClient, bad: FlowRunFilterState, recent: FlowRunFilterEndTime) -> list[FlowRun]:
+    """The ended flow runs of checks that Prefect cancelled because another was under way, as after days without a worker: these
+    may have ended long before. Those that were due first count, because a server lists 200."""
+    checks = FlowRunFilterTags(all_=[PROJECT_TAG, "recover"])
+    cancelled = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLED]))
+    only = FlowRunFilter(tags=checks, state=cancelled, end_time=recent)
+    ids = set[UUID]()
+    for check in await client.read_flow_runs(flow_run_filter=only, sort=FlowRunSort.EXPECTED_START_TIME_ASC):
+        with suppress(ValueError):  # most name none
+            ids.add(UUID(check.parameters.get("flow_run_id") or ""))
+    if not ids:
+        return []
+    return await client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[*ids]), state=bad))
 
 
 async def _end_lost_tasks(client: PrefectClient) -> None:

@@ -18,7 +18,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.states import AwaitingRetry, Cancelling, Crashed, Failed, Pending, Running
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed, Pending, Running
 
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
@@ -274,6 +274,27 @@ def test_the_sweep_finds_what_no_event_told(place: Place):
     lost = asyncio.run(place.ended(place.settings(run="host")))
     noted(paths, lost)
     assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(lost.id)]
+
+
+@pytest.mark.system
+def test_a_check_takes_over_what_prefect_named_to_one_that_it_cancelled(place: Place):
+    """After days without a worker all checks start at once, and the one that goes on may name no flow run, or another."""
+    old = Place(place.root, asyncio.run(deployed(f"{place.tag}-old", ["train", place.tag])), place.tag)  # no look finds it
+    lost = asyncio.run(old.ended(place.settings(run="mine"), KILLED))
+    noted(place.begun("mine", steps=1), lost)
+    assert str(lost.id) not in asyncio.run(recover_training(runs_root=place.root))
+
+    async def cancelled(named: str) -> None:
+        async with get_client() as client:
+            given = {"flow_run_id": named, "runs_root": str(place.root)}
+            check = await client.create_flow_run(recover_training, parameters=given, tags=["entente", "recover"])
+            await client.set_flow_run_state(check.id, Cancelled(message="Deployment concurrency limit reached."), force=True)
+
+    for named in ("", "no id", str(UUID(int=7)), str(lost.id)):
+        asyncio.run(cancelled(named))
+    assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(lost.id)]
+    assert "handled already" in asyncio.run(recover_training(runs_root=place.root))[str(lost.id)]
+    assert len(asyncio.run(place.started())) == 1
 
 
 @pytest.mark.system
