@@ -81,7 +81,7 @@ class RunSettings(Settings):
     telemetry: Annotated[TelemetrySettings, MAY_CHANGE] = TelemetrySettings()
     """Where metrics are written."""
     retention: Annotated[RetentionSettings, MAY_CHANGE] = RetentionSettings()
-    """How long files are kept; a run removes old adapters, `entente runs clean` everything else."""
+    """How long a run keeps old files, and `entente runs clean` those of runs at rest."""
 
     @model_validator(mode="after")
     def _fit_own_line(self) -> "RunSettings":
