@@ -93,7 +93,8 @@ def export_adapter(source: Source, to: Path, runs_root: Path, *, merged: bool = 
     with _new_folder(to, runs_root) as folder:
         if merged:
             _copy_tokenizer(source.base, folder)
-            _write_config(source.base, folder, {"dtype": publish_weights(source.base, source.adapter, folder)})
+            dtype = publish_weights(source.base, source.adapter, folder)
+            _write_config(source.base, folder, _rope_before_5(read_config(source.base)) | {"dtype": dtype})
         else:
             if not named:
                 base, named = folder / BASE_FOLDER, BASE_FOLDER
@@ -274,6 +275,17 @@ def _write_config(base: Path, folder: Path, changed: Mapping[str, Any]) -> None:
         _copy(base, "config.json", folder)
     else:
         (folder / "config.json").write_text(json.dumps(wanted, indent=2) + "\n")
+
+
+def _rope_before_5(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of rotary embeddings that transformers before 5 reads, and vLLM with it: they ignore `rope_parameters`, which is all
+    that transformers 5 saves, and would compute with a `rope_theta` of 10,000. Empty for a config that has them, or one rope for
+    each kind of layer."""
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in config or "rope_theta" not in rope:
+        return {}
+    theta, scaling = {"rope_theta": rope["rope_theta"]}, {key: rope[key] for key in rope if key != "rope_theta"}
+    return theta if rope.get("rope_type", "default") == "default" else theta | {"rope_scaling": scaling}
 
 
 def _without_paths(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,11 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from entente.decoding.base_identity import weights_hash
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import recipe_prompts
+from entente.decoding.model_files import read_config, recipe_prompts
 from entente.evaluation.adapter_folders import adapter_prompts, check_weights, open_adapter
 from entente.evaluation.contestants import Contestant, resolve_contestant
 from entente.evaluation.intervals import Estimate
@@ -252,6 +252,28 @@ def test_a_link_out_of_a_model_s_folder_is_not_published(tmp_path: Path):
     (base / "recipe.json").symlink_to(tmp_path / "key.json")
     with pytest.raises(InputError, match=r"recipe.json' is a link to a file elsewhere"):
         publishing._base_recipe(base)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default", "rope_theta": 100_000.0}, LLAMA3], ids=["default", "llama3"])
+def test_whole_weights_tell_the_rotary_base_to_transformers_4_too(tmp_path: Path, rope: dict[str, Any]):
+    base, to = tmp_path / "base", tmp_path / "to"
+    to.mkdir()
+    LlamaConfig(max_position_embeddings=512, rope_parameters=dict(rope)).save_pretrained(base)
+    publishing._write_config(base, to, publishing._rope_before_5(read_config(base)) | {"dtype": "float32"})
+    written = read_config(to)
+    read_by_4 = {"rope_type": "default", "rope_theta": written.get("rope_theta", 10_000.0)} | (written.get("rope_scaling") or {})
+    assert read_by_4 == rope
+    assert LlamaConfig.from_pretrained(to).rope_parameters == rope == LlamaConfig.from_pretrained(base).rope_parameters
 
 
 @pytest.fixture
