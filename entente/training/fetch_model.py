@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
@@ -181,7 +182,9 @@ def _convert(weights: Path, folder: Path) -> None:
     logging.set_verbosity_error()
     try:
         with redirect_stderr(StringIO()):  # the GGUF reader always shows its own progress bar
-            fields = {name.removeprefix("tokenizer.ggml."): value for name, value in read_gguf_metadata(str(weights))[0].items()}
+            metadata, tensors = read_gguf_metadata(str(weights))
+            _check_rope(weights, metadata, tensors)
+            fields = {name.removeprefix("tokenizer.ggml."): value for name, value in metadata.items()}
             # llama.cpp's defaults for files without the flag, which transformers does not read.
             starts = fields.get("add_bos_token", fields.get("model") == "llama" or fields.get("pre") == "llama-bpe")
             tokenizer = AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name, add_bos_token=starts)
@@ -204,6 +207,19 @@ def _convert(weights: Path, folder: Path) -> None:
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     usual_mode(folder / WEIGHTS)
     read_architecture(folder)
+
+
+def _check_rope(weights: Path, metadata: Mapping[str, Any], tensors: Collection[str]) -> None:
+    """Raises InputError for scaled rotary embeddings, as of Llama 3.1 and later: transformers reads neither the scaling nor the
+    frequencies that replace it, so trainer and engines would agree on another model."""
+    about = [name for name in tensors if name.startswith("rope_")]
+    about += [name for name, value in metadata.items() if name.endswith(".rope.scaling.type") and value != "none"]
+    about += [name for name, value in metadata.items() if name.endswith(".rope.scale_linear") and value != 1]
+    if about:
+        raise InputError(
+            f"'{weights.name}' scales its rotary embeddings ({about[0]}), which transformers does not read from a GGUF file: "
+            "fetch the original model from the hub"
+        )
 
 
 def _check_ending(folder: Path, wheel: Wheel) -> None:

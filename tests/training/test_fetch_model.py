@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import GGUFWriter, RopeScalingType
 
 from entente.decoding.codec import Codec
-from entente.decoding.model_files import make_whole, resolve_model
+from entente.decoding.model_files import make_whole, max_position, resolve_model
 from entente.inference.memory_plan import read_shape
 from entente.telemetry.errors import DiskFullError, InputError
 from entente.training import fetch_model as fetching
@@ -67,8 +67,9 @@ def test_files_that_are_no_model_of_a_known_family_are_refused(tmp_path: Path):
     refused("smolm2", tmp_path / "models", InputError, "name smollm2, a GGUF file, or a hub id")
 
 
-def write_gguf(file: Path, **tokens: int | bool) -> None:
-    """A llama of one block with a vocabulary of letters; `tokens`: what its tokenizer's metadata say."""
+def write_gguf(file: Path, scaled: str = "", **tokens: int | bool) -> None:
+    """A llama of one block with a vocabulary of letters; `scaled`: how its rotary embeddings are; `tokens`: what its tokenizer's
+    metadata say."""
     letters = ["<unk>", "<s>", "</s>", "<eot>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
     width, inner, writer = 32, 48, GGUFWriter(file, "llama")
     writer.add_context_length(4096)
@@ -91,6 +92,10 @@ def write_gguf(file: Path, **tokens: int | bool) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+    if scaled == "llama3":
+        writer.add_tensor("rope_freqs.weight", np.ones(width // 4, np.float32))
+    elif scaled:
+        writer.add_rope_scaling_type(RopeScalingType(scaled))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -111,6 +116,14 @@ def test_the_start_and_end_tokens_that_a_gguf_names_are_kept(tokens, starts, end
     codec = Codec(fetch_model(str(tmp_path / "small.gguf"), tmp_path / "models"))
     assert (codec.start_ids, codec.end_ids, codec.eos_id) == (starts, ends, 2)
     assert codec.decode(codec.encode("A PAR - BUR")).strip() == "A PAR - BUR"
+
+
+@pytest.mark.parametrize(("scaled", "said"), [("llama3", "rope_freqs.weight"), ("yarn", "llama.rope.scaling.type")])
+def test_a_gguf_of_scaled_rotary_embeddings_is_refused_because_they_would_be_lost(scaled: str, said: str, tmp_path: Path):
+    write_gguf(tmp_path / "small.gguf", scaled)
+    refused(str(tmp_path / "small.gguf"), tmp_path / "models", InputError, rf"scales its rotary embeddings \({said}\)")
+    write_gguf(tmp_path / "small.gguf", "none")
+    assert max_position(fetch_model(str(tmp_path / "small.gguf"), tmp_path / "models")) == 4096
 
 
 def test_a_folder_of_another_model_is_neither_taken_for_the_source_nor_removed(tmp_path: Path):
