@@ -196,6 +196,12 @@ def _convert(weights: Path, folder: Path) -> None:
         # The readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"'{weights.name}' cannot be read as a language model ({reason}): give another GGUF file") from error
+    biases, read = (sorted(name for name in names if name.endswith(".bias")) for names in (tensors, model.state_dict()))
+    if len(biases) > len(read):  # transformers leaves out those of a llama: no metadata name them
+        raise InputError(
+            f"'{weights.name}' holds biases, such as {biases[0]}, which transformers does not read from a GGUF file of this "
+            "family: fetch the original model from the hub"
+        )
     config = model.config
     delattr(config, "quantization_config")  # the weights are no longer quantised
     ends = [fields[name] for name in ("eos_token_id", "eot_token_id", "eom_token_id") if name in fields]

@@ -67,9 +67,9 @@ def test_files_that_are_no_model_of_a_known_family_are_refused(tmp_path: Path):
     refused("smolm2", tmp_path / "models", InputError, "name smollm2, a GGUF file, or a hub id")
 
 
-def write_gguf(file: Path, scaled: str = "", **tokens: int | bool) -> None:
-    """A llama of one block with a vocabulary of letters; `scaled`: how its rotary embeddings are; `tokens`: what its tokenizer's
-    metadata say."""
+def write_gguf(file: Path, scaled: str = "", biased: bool = False, **tokens: int | bool) -> None:
+    """A llama of one block with a vocabulary of letters; `scaled`: how its rotary embeddings are; `biased`: with a bias of its
+    queries; `tokens`: what its tokenizer's metadata say."""
     letters = ["<unk>", "<s>", "</s>", "<eot>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127))]
     width, inner, writer = 32, 48, GGUFWriter(file, "llama")
     writer.add_context_length(4096)
@@ -92,6 +92,8 @@ def write_gguf(file: Path, scaled: str = "", **tokens: int | bool) -> None:
         writer.add_tensor(f"{name}.weight", np.ones(shape, np.float32))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
+    if biased:
+        writer.add_tensor("blk.0.attn_q.bias", np.ones(width, np.float32))
     if scaled == "llama3":
         writer.add_tensor("rope_freqs.weight", np.ones(width // 4, np.float32))
     elif scaled:
@@ -124,6 +126,11 @@ def test_a_gguf_of_scaled_rotary_embeddings_is_refused_because_they_would_be_los
     refused(str(tmp_path / "small.gguf"), tmp_path / "models", InputError, rf"scales its rotary embeddings \({said}\)")
     write_gguf(tmp_path / "small.gguf", "none")
     assert max_position(fetch_model(str(tmp_path / "small.gguf"), tmp_path / "models")) == 4096
+
+
+def test_a_gguf_of_a_llama_with_biases_is_refused_because_they_would_be_lost(tmp_path: Path):
+    write_gguf(tmp_path / "small.gguf", biased=True)
+    refused(str(tmp_path / "small.gguf"), tmp_path / "models", InputError, "holds biases, such as blk.0.attn_q.bias")
 
 
 def test_a_folder_of_another_model_is_neither_taken_for_the_source_nor_removed(tmp_path: Path):
