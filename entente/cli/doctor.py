@@ -127,6 +127,7 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
     from entente.telemetry.cards import torch_cuda, torch_problem, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
     from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
+    from tasks.dask_rollouts import check_scheduler
 
     urls = settings.inference.urls
     model = settings.inference.model
@@ -142,6 +143,11 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
             check_room(settings, trains=True)
         except InputError as error:
             yield _problem(name="run", sentence=str(error), cure="change that setting")
+    if settings.pipeline.task_runner == "dask":
+        try:
+            check_scheduler(settings.pipeline.dask_address)
+        except InputError as error:
+            yield _problem(name="Dask", sentence=str(error), cure="follow the message, or set pipeline.task_runner to 'threads'")
     try:
         vllm = find_vllm()
         text = f"vLLM {vllm.text}, with torch {vllm.torch}, in the environment of '{vllm.python}'" if vllm else ""

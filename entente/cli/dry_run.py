@@ -42,6 +42,7 @@ from storage.league_files import LEAGUE_EVERY
 from storage.retention import GB, MILESTONE_EVERY, REPLAY_STEPS
 from storage.run_base import resumed_base
 from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
+from tasks.dask_rollouts import check_scheduler
 from tasks.rollout_queue import groups_per_task
 
 Forecast = dict[str, Any]
@@ -59,6 +60,8 @@ def check_train(settings: RunSettings, *, resume: bool) -> tuple[CardPlan, Machi
     try_loss(settings.training.loss)
     check_runs_root(settings.runs_root, settings.run)
     check_what_is_there(settings, resume=resume)
+    if settings.pipeline.task_runner == "dask":
+        check_scheduler(settings.pipeline.dask_address)
     cards = run_cards(settings)
     machine = this_machine(cards)
     model, shape = _model(settings)

@@ -1,6 +1,7 @@
 """The doctor finds what would stop a run, in environments that lack or hide something."""
 
 import json
+import socket
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -75,6 +76,18 @@ def test_a_run_that_would_be_refused_is_told(problems, tmp_path: Path):
     other = f"[inference]\nmodel = '{HOME}/models/whole-192'\n[prompts]\nown_line = 'last'\n"
     (tmp_path / "other.toml").write_text(other)
     assert "was made for prompts.own_line 'in_place'" in problems("--config", str(tmp_path / "other.toml"))["run"]
+
+
+def test_a_dask_scheduler_that_a_run_would_miss_is_told_here_and_by_a_dry_run(problems, entente, tmp_path: Path):
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        (tmp_path / "dask.toml").write_text(
+            f"[pipeline]\ntask_runner = 'dask'\ndask_address = '127.0.0.1:{nobody.getsockname()[1]}'\n"
+        )
+        words = ["--config", str(tmp_path / "dask.toml")]
+        assert "no Dask scheduler answers at" in problems(*words)["Dask"]
+        planned = entente("train", "--dry-run", *words)
+    assert planned.returncode == 2 and "no Dask scheduler answers at" in planned.stderr
 
 
 @pytest.mark.parametrize("preset", ["gpu-24", "lm"])
