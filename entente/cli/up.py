@@ -136,6 +136,7 @@ def down() -> None:
     begun = _started()
     if not any(each.process() for each in begun):
         print("nothing that `entente up` started here is running")
+        return  # the record stays: another machine or container that shares the folder may have started it
     for each in reversed(begun):
         process = each.process()
         if process is not None:

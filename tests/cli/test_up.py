@@ -154,6 +154,8 @@ def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
         (folder / ".prefect" / "up.json").write_text(json.dumps(record))
         assert "nothing that `entente up` started here" in Entente(folder)("down").stdout
         assert bystander.poll() is None
+        kept = json.loads((folder / ".prefect" / "up.json").read_text())
+        assert kept == record, "it may be of another machine with this folder, whose `down` needs it"
     finally:
         bystander.kill()
         bystander.wait()
