@@ -41,6 +41,7 @@ _RECORD = "up.json"
 _API = "PREFECT_API_URL"
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 _FIRST = "train_policy"
+_NOTHING = "nothing that `entente up` started here is running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def up(
     check_writable(_in_prefect_home(""), "PREFECT_HOME")
     with file_lock(_in_prefect_home("up.lock")) as alone:
         if not alone:
-            raise InputError("another `entente up` is at work here: wait for it")
+            raise InputError("another `entente up` or `entente down` is at work here: wait for it")
         _check_started(f"{address}/api", pool)
         _server(address, port)
         os.environ[_API] = f"{address}/api"
@@ -133,9 +134,18 @@ def down() -> None:
 
         entente down
     """
-    begun = _started()
+    if not _started():
+        print(_NOTHING)
+        return
+    with file_lock(_in_prefect_home("up.lock")) as alone:
+        if not alone:
+            raise InputError("another `entente up` or `entente down` is at work here: wait for it")
+        _end_all(_started())
+
+
+def _end_all(begun: list[Started]) -> None:
     if not any(each.process() for each in begun):
-        print("nothing that `entente up` started here is running")
+        print(_NOTHING)
         return  # the record stays: another machine or container that shares the folder may have started it
     for each in reversed(begun):
         process = each.process()

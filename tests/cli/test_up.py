@@ -309,7 +309,14 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
 def test_a_second_up_at_once_is_refused_because_it_would_replace_the_record_of_the_first(folder: Path):
     with file_lock(folder / ".prefect" / "up.lock"):
         refused = Entente(folder, PREFECT_API_URL="http://127.0.0.1:9/api")("up")
-    assert refused.returncode == 2 and "another `entente up` is at work here" in refused.stderr
+    assert refused.returncode == 2 and "another `entente up` or `entente down` is at work here" in refused.stderr
+
+
+def test_down_is_refused_during_an_up_whose_worker_it_would_drop_from_the_record(folder: Path):
+    with file_lock(folder / ".prefect" / "up.lock"):
+        (folder / ".prefect" / "up.json").write_text(json.dumps([{"what": "server", "pid": 1, "started": "earlier"}]))
+        refused = Entente(folder)("down")
+    assert refused.returncode == 2 and "another `entente up` or `entente down` is at work here" in refused.stderr
 
 
 def test_a_server_that_does_not_answer_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
