@@ -1,9 +1,10 @@
 """`entente doctor`: environment checks; each problem comes with a fix. Reads only package metadata, paths and
-system information, and asks the hub for a model that is not here. The only heavy import is Prefect, if PREFECT_API_URL names a
-server."""
+system information, and asks the hub for a model that is not here. The only heavy import is Prefect, if a server is
+configured."""
 
 import os
 import platform
+import re
 import shutil
 import sys
 import sysconfig
@@ -33,6 +34,7 @@ LOCKED = "install the locked versions: `make setup` in a clone"
 _COLOURS = {"problem": "bold red", "ok": "green"}
 _COLUMNS = 120
 _LEAST_DISK = 2**28
+_MAY_NAME_A_SERVER = re.compile(r"PREFECT_API_URL|\burl\s*=", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +205,12 @@ def check_size(runs_root: Path) -> Iterator[Finding]:
 
 
 def check_prefect() -> Iterator[Finding]:
-    """Check the server at PREFECT_API_URL, or if unset the database of the server that commands start; and its disk space."""
+    """Check the configured server, or without one the database of the server that commands start; and its disk space."""
     from entente.prefect_server.database import check_database, check_room
     from entente.prefect_server.own_server import check_address, check_client
     from entente.telemetry.errors import EntenteError
 
-    address = os.environ.get("PREFECT_API_URL", "")
+    address = _server_address()
     try:
         check_client()
         check_address(address) if address else check_database()
@@ -217,6 +219,19 @@ def check_prefect() -> Iterator[Finding]:
         yield _problem(name="Prefect", sentence=str(error), cure="follow the message; a run would fail at its start")
     else:
         yield _ok(name="Prefect", sentence=f"a server answers at {address}" if address else "each command can start a server")
+
+
+def _server_address() -> str:
+    """Address of the server that runs use, empty without one, as Prefect finds it: in the environment or in files."""
+    if address := os.environ.get("PREFECT_API_URL"):
+        return address
+    home = Path(os.environ.get("PREFECT_HOME") or ".prefect")
+    files = (each for each in map(Path, ("prefect.toml", "pyproject.toml", ".env", home / "profiles.toml")) if each.is_file())
+    if not any(_MAY_NAME_A_SERVER.search(each.read_text(encoding="utf-8", errors="replace")) for each in files):
+        return ""
+    from prefect.settings import Settings
+
+    return Settings().api.url or ""
 
 
 def declared() -> tuple[str, list[str]]:

@@ -117,6 +117,11 @@ def test_a_folder_in_which_a_run_would_fail_is_told(tmp_path: Path, folder: str,
     assert found["name"] == name and sentence in found["sentence"] and found["cure"]
 
 
+def test_a_server_that_a_file_of_prefect_names_is_asked(problems, entente):
+    (entente.folder / "prefect.toml").write_text('[api]\nurl = "http://127.0.0.1:9/api"\n')
+    assert "no Prefect server answers at http://127.0.0.1:9/api" in problems()["Prefect"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
