@@ -9,6 +9,7 @@ import importlib
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -139,6 +140,8 @@ def test_prefect_s_server_keeps_its_home_on_its_volume():
     (container,) = PODS["Deployment/prefect-server"]["containers"]
     (home,) = (each["mountPath"] for each in container["volumeMounts"] if each["name"] == "home")
     assert {"name": "PREFECT_HOME", "value": home} in container["env"]
+    pages = tomllib.loads((ROOT / "prefect.toml").read_text())["server"]["ui"]["static_directory"]
+    assert Path("/entente", pages).is_relative_to(home), "the pod's user cannot write pages beside Prefect's own files"
 
 
 def test_a_run_names_each_inference_worker_by_an_address_of_its_own_and_may(monkeypatch: pytest.MonkeyPatch):

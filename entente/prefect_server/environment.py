@@ -16,6 +16,8 @@ _PREFECT = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
+    # Prefect writes its pages beside its own files, which may belong to another user, as in the image, and then has no pages.
+    "PREFECT_SERVER_UI_STATIC_DIRECTORY": ".prefect/ui",
     # The recorder writes task states in larger batches, which saves CPU time; the UI is a little late.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
