@@ -59,7 +59,9 @@ def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Pat
     check_rounds(rounds)
     check_python(trl_python)
     batch, advantages = record_rows(settings, arguments)
-    training, model = settings.training, model_of(settings)
+    # TRL's program does so, also beside a card: CPU seconds of a card's step are those of starting its kernels.
+    training = settings.training.model_copy(update={"device": "cpu", "dtype": "float32"})
+    model = model_of(settings)
     rows_each = ROWS_EACH if settings.inference.model == TINY else ROWS_EACH_OF_A_MODEL
     rows, updater = range(len(batch.prompt_lens)), Updater(Policy(model, training), training)
     with tempfile.TemporaryDirectory(prefix="entente-peers-") as folder:

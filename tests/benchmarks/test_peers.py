@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.peers import bench
 from benchmarks.peers.bench import take_turns
 from benchmarks.peers.trl_program import padded
 from benchmarks.trainer_cases import Case, made_up_batch
 from entente.cli import main
+from entente.settings.layers import layered_settings
+from entente.training.settings import TrainingSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,6 +38,19 @@ def test_arms_take_turns_and_the_first_round_does_not_count():
     rounds = take_turns({name: lambda name=name: measure(name) for name in seconds}, 3)
     assert order == ["theirs", "ours", "ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert rounds == [{"ours": 1.0, "theirs": 3.0}, {"ours": 2.0, "theirs": 8.0}, {"ours": 4.0, "theirs": 8.0}]
+
+
+def test_our_arm_computes_on_a_cpu_in_float32_as_trl_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def made(model: Path, training: TrainingSettings) -> None:
+        raise RuntimeError(f"a policy on {training.device} in {training.dtype}")
+
+    monkeypatch.setattr(bench, "check_python", lambda _: None)
+    monkeypatch.setattr(bench, "record_rows", lambda *_: (made_up_batch(Case(positions=1, forks=2), vocabulary=64), None))
+    monkeypatch.setattr(bench, "model_of", lambda _: tmp_path)
+    monkeypatch.setattr(bench, "Policy", made)
+    settings = layered_settings("laptop", overrides={"training": {"device": "auto", "dtype": "bfloat16"}})
+    with pytest.raises(RuntimeError, match="a policy on cpu in float32"):
+        bench.bench_peers(settings, [], tmp_path)
 
 
 @pytest.mark.parametrize(("words", "why"), [(["--rounds", "0"], "Must be >= 1"), ([], "docs/performance.md")])
