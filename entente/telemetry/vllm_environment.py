@@ -103,7 +103,8 @@ def _distribution(name: str, sites: list[str]) -> metadata.Distribution | None:
 
 
 def _header(python: Path, sites: list[str]) -> Path:
-    release = next((match[0] for site in sites if (match := re.search(r"python3\.\d+", site))), "python3")
+    names = (Path(site).parent.name for site in sites)
+    release = next((name for name in names if re.fullmatch(r"python3\.\d+", name)), "python3")
     return python.resolve().parent.parent / "include" / release / "Python.h"
 
 

@@ -113,6 +113,12 @@ def test_on_a_card_an_old_driver_or_nothing_that_compiles_is_refused(make: Make,
         check_vllm()
 
 
+def test_the_header_is_that_of_its_python_also_below_a_folder_named_after_another(make: Make, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(VARIABLE, str(make(CUDA, folder="python3.11/mine")))
+    found = find_vllm()
+    assert found is not None and found.header.parent.name == "python3.12"
+
+
 def test_a_card_without_a_vllm_for_it_is_told(make: Make, monkeypatch: pytest.MonkeyPatch):
     with_card(monkeypatch)
     auto = InferenceSettings()
