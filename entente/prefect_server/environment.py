@@ -16,8 +16,6 @@ _PREFECT = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     "PREFECT_SERVER_UI_V2_ENABLED": "false",
-    # Prefect writes its pages beside its own files, which may belong to another user, as in the image, and then has no pages.
-    "PREFECT_SERVER_UI_STATIC_DIRECTORY": ".prefect/ui",
     # The recorder writes task states in larger batches, which saves CPU time; the UI is a little late.
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "200",
@@ -74,7 +72,9 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def prepare_environment(*, debug: bool) -> None:
     """Set the variables. With `debug`, libraries keep their own logging and warnings."""
     _keep_proxies_from_this_machine()
-    os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
+    home = os.environ.setdefault("PREFECT_HOME", str(Path.cwd() / ".prefect"))
+    # Prefect writes its pages beside its own files, which may belong to another user, as in the image, and then has no pages.
+    os.environ.setdefault("PREFECT_SERVER_UI_STATIC_DIRECTORY", str(Path(home) / "ui"))
     try:
         Path.home()
     except RuntimeError:  # a container's user without a name: libraries such as Prefect cannot be imported without a home

@@ -246,6 +246,7 @@ def test_a_server_started_by_hand_behaves_as_the_one_that_a_command_brings_along
     from prefect.settings import Settings
 
     by_hand = as_variables(tomllib.loads((ROOT / "prefect.toml").read_text()))
+    assert by_hand.pop("PREFECT_SERVER_UI_STATIC_DIRECTORY") == ".prefect/ui"  # by command it is in PREFECT_HOME
     ours = ("PREFECT_SERVER_", "PREFECT_FLOWS_", "PREFECT_CLIENT_")
     by_command = {name: value for name, value in BY_COMMAND.items() if name.startswith(ours)}
     only_there = {name for name in by_command if "EPHEMERAL" in name or "LOGGING" in name}
