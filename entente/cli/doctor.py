@@ -129,7 +129,6 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
     from entente.telemetry.cards import torch_cuda, torch_problem, unusable_cards, visible_cards
     from entente.telemetry.errors import InputError
     from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
-    from tasks.dask_rollouts import check_scheduler
 
     urls = settings.inference.urls
     model = settings.inference.model
@@ -146,6 +145,8 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
         except InputError as error:
             yield _problem(name="run", sentence=str(error), cure="change that setting")
     if settings.pipeline.task_runner == "dask":
+        from tasks.dask_rollouts import check_scheduler
+
         try:
             check_scheduler(settings.pipeline.dask_address)
         except InputError as error:
