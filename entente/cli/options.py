@@ -68,9 +68,12 @@ def settings_from(
         return settings
     preset = preset or DEFAULT_PRESET
     if init_from:
-        from entente.reports.init_from import settings_from_step
+        from entente.reports.init_from import held_out_before, settings_from_step
 
-        return settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
+        settings = settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
+        if sentence := held_out_before(init_from, settings):
+            sys.stderr.write(f"{sentence}\n")
+        return settings
     return layered_settings(preset, config or (), overrides)
 
 
