@@ -154,7 +154,7 @@ def _phases(saved: Any, where: str) -> Iterator[tuple[Mapping[str, Any], Board, 
     phases = _checked_phases(saved, where)
     for number, phase in enumerate(phases):
         before, following = (phases[number - 1] if number else None), (phases[number + 1] if phases[number + 1 :] else None)
-        if phase["name"] == OVER or (not any(phase["orders"].values()) and (following is None or _is_drawn(phase, following))):
+        if phase["name"] == OVER or _is_unplayed(phase, following):
             return
         ordered = {order.split()[-1][:3] for own in phase["orders"].values() for order in own or () if order.strip()}
         try:
@@ -165,9 +165,12 @@ def _phases(saved: Any, where: str) -> Iterator[tuple[Mapping[str, Any], Board, 
         yield phase, board, following["state"]["units"] if following else {}
 
 
-def _is_drawn(phase: Any, following: Any) -> bool:
-    """True for an unplayed phase, in which the players or the game master ended the game."""
-    return following["name"] == OVER and not phase.get("results")
+def _is_unplayed(phase: Any, following: Any) -> bool:
+    """True for the phase in which a game was saved, or in which the players or the game master ended it. The package saves empty
+    results and the orders so far, which may still change."""
+    if following is None:
+        return not any(phase["orders"].values()) or phase.get("results") == {}
+    return not any(phase["orders"].values()) and following["name"] == OVER and not phase.get("results")
 
 
 def _checked_phases(saved: Any, where: str) -> list[Any]:

@@ -152,7 +152,9 @@ def test_a_game_comes_home_from_a_server_that_judges_otherwise(tmp_path: Path):
 
 
 def test_a_recorded_order_that_is_not_legal_is_said_and_left_out(tmp_path: Path):
-    saved = _saved(Game())
+    game = Game()
+    game.process()
+    saved = _saved(game)
     saved["phases"][0]["orders"] |= {"FRANCE": ["A PAR - MOS", "A MUN - BUR", "A MAR - SPA"], "ITALY": None}
     said: list[str] = []
     kept = keep(saved, tmp_path, say=said.append)

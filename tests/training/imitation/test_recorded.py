@@ -69,6 +69,17 @@ def test_a_power_that_ordered_nothing_decided_nothing():
     assert second[0].last_orders["ITALY"] == ("F NAP H", "A ROM H", "A VEN H"), "a prompt shows what its units did"
 
 
+def test_orders_of_the_phase_in_which_a_game_was_saved_are_not_played_yet():
+    """Of a game in progress the package saves the orders so far: the power's other units were taught to hold."""
+    game = Game()
+    for own in (["A PAR - BUR"], ["A BUR - MUN"]):
+        game.set_orders("FRANCE", own)
+        saved = saved_form(game)
+        game.process()
+    assert saved["phases"][-1]["orders"]["FRANCE"] == ["A BUR - MUN"]
+    assert [board.phase for board, _ in replay_recorded(saved, "it")] == ["S1901M"]
+
+
 def package_game(orders: dict[str, list[str]], units: dict[str, list[str]], phase: str = "S1901M") -> Game:
     """The game of the untouched package with these units alone, and after one phase."""
     game = Game()
