@@ -145,15 +145,33 @@ def why_it_won(rows: Inspector, best: Decided, worst: Decided) -> list[str]:
         )
     if tuple(best.facts[name] for name in ("ended", "status")) != tuple(worst.facts[name] for name in ("ended", "status")):
         said.append(f"{names[0].capitalize()} ended: {best.facts['ended']}; {names[1]}: {worst.facts['ended']}.")
-    for (phase, ours), (_, theirs) in zip(rows.course(best.facts), rows.course(worst.facts), strict=False):
-        if set(ours) != set(theirs):
-            more, less = (sorted(set(a) - set(b)) for a, b in ((ours, theirs), (theirs, ours)))
-            gained = [f"{names[0]} has {', '.join(more)}"] * bool(more) + [f"{names[1]} has {', '.join(less)}"] * bool(less)
-            said.append(f"Their centres first differ in {phase}: {'; '.join(gained)}.")
-            break
+    if (differing := _first_difference(rows.course(best.facts), rows.course(worst.facts))) is not None:
+        phase, more, less = differing
+        gained = [f"{names[0]} has {', '.join(more)}"] * bool(more) + [f"{names[1]} has {', '.join(less)}"] * bool(less)
+        said.append(f"Their centres first differ in {phase}: {'; '.join(gained)}.")
+    elif "won" in (best.facts["ended"], worst.facts["ended"]):  # the board after the last phase is not recorded then
+        said.append("Their centres do not differ before the phase in which a game was won.")
     else:
         said.append("Their centres never differ; the return comes from other components.")
     return said
+
+
+_Course = Sequence[tuple[str, Sequence[str]]]
+
+
+def _first_difference(ours: _Course, theirs: _Course) -> tuple[str, list[str], list[str]] | None:
+    """The first phase in which the centres differ after equally many counts, and what each has alone. A fork may have retreats or
+    adjustments that the other lacks, so their positions do not correspond by number."""
+
+    def count(phase: str) -> int:
+        return int(phase[1:-1]) + phase.startswith("W")
+
+    counted = {count(phase): set(centres) for phase, centres in theirs}
+    for phase, centres in ours:
+        own, other = set(centres), counted.get(count(phase))
+        if other is not None and own != other:
+            return phase, sorted(own - other), sorted(other - own)
+    return None
 
 
 def _alt(decided: Decided) -> str:

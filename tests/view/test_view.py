@@ -16,7 +16,7 @@ import pytest
 
 from entente.reports.inspect_rows import Inspector
 from entente.settings.layers import settings_of
-from entente.view.run_pages import weights_for
+from entente.view.run_pages import weights_for, why_it_won
 from storage.files import file_lock
 from storage.ledger import read_ledger
 from storage.runs import RunPaths
@@ -206,6 +206,21 @@ def test_a_group_says_where_its_forks_part_and_why_one_won(asked: Asked, stored_
     assert f"They part in {phase}: fork {best['fork']} ordered" in page.text
     assert all(order in page.text for order in {*own} ^ {*other})
     assert "centres first differ in" in page.text
+
+
+def test_centres_of_two_forks_are_compared_after_equally_many_counts():
+    """One fork may have a retreat phase that the other lacks: the page named a phase in which their centres were equal."""
+    ours = [("F1903M", ("PAR",)), ("W1903A", ("BEL", "PAR")), ("S1904M", ("BEL", "PAR")), ("W1904A", ("BEL", "HOL", "PAR"))]
+    theirs = [("F1903M", ("PAR",)), ("F1903R", ("PAR",)), ("W1903A", ("BEL", "PAR")), ("S1905M", ("BEL", "PAR"))]
+
+    def why(ours: Any, ended: str) -> str:
+        rows: Any = SimpleNamespace(parting=lambda *forks: None, course=lambda fork: (ours, theirs)[fork["fork"]])
+        best, worst = ({"fork": fork, "return": -fork, "status": "complete", "ended": ended} for fork in range(2))
+        return why_it_won(rows, SimpleNamespace(facts=best), SimpleNamespace(facts=worst))[-1]  # type: ignore[arg-type]
+
+    assert why(ours, "horizon") == "Their centres first differ in W1904A: fork 0 has HOL."
+    assert why(ours[:-1], "horizon").startswith("Their centres never differ")
+    assert why(ours[:-1], "won") == "Their centres do not differ before the phase in which a game was won."
 
 
 def test_a_decision_is_recomputed_under_the_version_trained_on_it_or_that_sampled_it_or_the_nearest(stored_run: RunPaths):
