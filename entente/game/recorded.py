@@ -6,7 +6,7 @@ order becomes what the rules make of it: a hold, a disband of a dislodged unit, 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import OVER, POWERS, Board
+from entente.game.geography import geography
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.positions import board_of_state, check_variant, contested_in
 from entente.game.rules import MAP
@@ -86,7 +87,9 @@ def board_of_game(game: Any) -> Board:
     if not isinstance(phases, list) or not phases or not isinstance(phases[-1], Mapping):
         raise InputError("the game is not in the diplomacy package's format: it lacks phases")
     check_variant(game, "the game")
-    board = board_of_state(phases[-1].get("state"), phases[-1].get("name"), contested_in(phases[-2]) if phases[1:] else ())
+    state, name, before = phases[-1].get("state"), str(phases[-1].get("name")), phases[-2] if phases[1:] else None
+    state = _with_retreats(state, before) if name.endswith("R") else state
+    board = board_of_state(state, phases[-1].get("name"), contested_in(before))
     return board.with_last_orders(last_recorded_orders(phases[:-1]))
 
 
@@ -156,13 +159,36 @@ def _phases(saved: Any, where: str) -> Iterator[tuple[Mapping[str, Any], Board, 
         before, following = (phases[number - 1] if number else None), (phases[number + 1] if phases[number + 1 :] else None)
         if phase["name"] == OVER or _is_unplayed(phase, following):
             return
-        ordered = {order.split()[-1][:3] for own in phase["orders"].values() for order in own or () if order.strip()}
+        ordered = {order.split()[-1][:3].upper() for own in phase["orders"].values() for order in own or () if order.strip()}
         try:
-            board = board_of_state(phase["state"], phase["name"], contested_in(before) - ordered)
+            state = _with_retreats(phase["state"], before, ordered) if phase["name"].endswith("R") else phase["state"]
+            board = board_of_state(state, phase["name"], contested_in(before) - ordered)
         except InputError as error:
             reason = "its position contradicts itself"
             raise RefusedGameError(reason, f"{where}, {phase['name']}: {error}: leave the game out") from error
         yield phase, board, following["state"]["units"] if following else {}
+
+
+def _with_retreats(state: Any, before: Any, ordered: Collection[str] = ()) -> Any:
+    """The state with the retreats by our rules, and to provinces in `ordered`, if it lists none, as other programs' states."""
+    is_lacking = isinstance(state, Mapping) and not state.get("retreats") and isinstance(state.get("units"), Mapping)
+    if not is_lacking or not _is_whole([before]) or not before["name"].endswith("M"):
+        return state
+    try:
+        after = board_of_state(before["state"], before["name"]).fork()
+    except InputError:
+        return state
+    after.step(_orders(after, before["orders"], "", lambda _: None))
+    out = json.dumps(state["units"]).upper()  # of a request it may hold anything
+    possible = {
+        power: {
+            unit: [*places, *(place for place in geography().reach[unit[0], unit[2:]] if place[:3] in ordered)]
+            for unit, places in own.items()
+            if f'"*{unit}"' in out
+        }
+        for power, own in after.dislodged().items()
+    }
+    return {**state, "retreats": possible}
 
 
 def _is_unplayed(phase: Any, following: Any) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from diplomacy import Game
 from diplomacy.utils.export import to_saved_game_format
 
-from entente.game.recorded import RefusedGameError, replay_recorded
+from entente.game.recorded import RefusedGameError, board_of_game, replay_recorded
 from entente.telemetry.errors import EntenteError, InputError
 from entente.training.imitation import recorded_files, teacher_games
 from entente.training.imitation.positions import Positions
@@ -151,6 +151,23 @@ def test_a_retreat_that_the_package_let_happen_is_read_from_its_record():
     saved["phases"][1]["orders"]["FRANCE"] = ["VOID A BEL R PIC"]
     (_, (retreats, orders)) = list(replay_recorded(saved, "it"))
     assert orders == {"FRANCE": ("A BEL D",)} and retreats.dislodged()["FRANCE"] == {"A BEL": ("HOL", "RUH")}
+
+
+@pytest.mark.parametrize(
+    "moves", [("A MUN - BUR", "A MAR - BUR"), ("a mun - bur", "Army Marseilles - Burgundy"), ("MUN - BUR", "MAR - BUR")]
+)
+def test_retreats_that_a_state_lacks_are_those_of_the_rules_however_the_moves_are_written(moves: tuple[str, str]):
+    units = {"ENGLAND": ["A HOL", "A PIC"], "FRANCE": ["A BEL"], "GERMANY": ["A MUN"], "ITALY": ["A MAR"]}
+    attack = ["A HOL - BEL", "A PIC S A HOL - BEL"]
+    game = package_game({"ENGLAND": attack, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]}, units)
+    game.set_orders("FRANCE", ["A BEL R RUH"])
+    game.process()
+    saved = saved_form(game)
+    saved["phases"][0]["orders"] |= {"GERMANY": [moves[0]], "ITALY": [moves[1]]}
+    del saved["phases"][1]["state"]["retreats"]  # other programs have none
+    (_, (retreats, _)) = list(replay_recorded(saved, "it"))
+    now = board_of_game(saved | {"phases": saved["phases"][:2]})
+    assert retreats.dislodged()["FRANCE"] == now.dislodged()["FRANCE"] == {"A BEL": ("RUH",)}
 
 
 def test_positions_are_those_of_the_record_where_others_judged_otherwise(saved: dict[str, Any]):
