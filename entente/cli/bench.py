@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from entente.cli.options import AT_LEAST_1, SEED, AsJson, ConfigFiles
+from entente.decoding.model_files import resolve_model
+from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
+from entente.telemetry.machine import apply_threads
 
 if TYPE_CHECKING:
     from benchmarks.outcome import Outcome
@@ -90,7 +93,6 @@ def _decode(rounds: int = 5, model: Path | None = None, runs_root: Path | None =
     from benchmarks.decode import bench_decode
     from benchmarks.decode_cases import RunInputs
     from benchmarks.laptop_run import cache_of, model_of
-    from entente.decoding.model_files import resolve_model
 
     inputs = RunInputs(positions=cache_of(run).train, rollouts=run.rollouts, seed=run.seed)
     return bench_decode(rounds=rounds, model=resolve_model(model) if model else model_of(run), inputs=inputs)
@@ -106,7 +108,6 @@ def _trainer(
 ) -> "Outcome":
     settings = _settings(config, runs_root, seed)
     from benchmarks.trainer import bench_trainer
-    from entente.decoding.model_files import resolve_model
 
     folder = resolve_model(model) if model else None
     words = _config_words(config)
@@ -152,9 +153,6 @@ _BENCHMARKS: dict[str, Callable[..., "Outcome"]] = {
 
 def _settings(config: Sequence[Path], runs_root: Path | None, seed: int | None, preset: str = "laptop") -> Any:
     """One thread, set before torch is imported: CPU seconds are comparable for one thread only."""
-    from entente.settings.layers import layered_settings
-    from entente.telemetry.machine import apply_threads
-
     apply_threads(1)
     flags = {name: value for name, value in (("seed", seed), ("runs_root", runs_root)) if value is not None}
     settings = layered_settings(preset, config, flags)

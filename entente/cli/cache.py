@@ -10,7 +10,10 @@ from rich.table import Table
 
 from entente.cli.options import which_run
 from entente.cli.run_flow import run_flow
+from entente.telemetry.errors import DataError, InputError
+from state_cache.sampling import BALANCES, count_strata
 from state_cache.settings import CacheSettings
+from storage.runs import CACHE_FOLDER
 
 if TYPE_CHECKING:
     from entente.game.snapshot import Snapshot
@@ -61,7 +64,6 @@ def refresh(
 
         entente cache refresh --run mine --share 0.25
     """
-    from entente.telemetry.errors import InputError
     from state_cache.store import open_cache
 
     if not run:
@@ -111,7 +113,6 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
         entente cache verify
     """
     from entente.evaluation.intervals import format_count
-    from entente.telemetry.errors import DataError
     from state_cache.verify import verify
 
     damaged = 0
@@ -129,9 +130,7 @@ def verify(*, runs_root: RunsRoot = Path("runs")) -> None:
 
 
 def _folders(runs_root: Path) -> list[Path]:
-    from entente.telemetry.errors import InputError
     from state_cache.verify import list_caches
-    from storage.runs import CACHE_FOLDER
 
     folders = list_caches(runs_root / CACHE_FOLDER)
     if not folders:
@@ -140,8 +139,6 @@ def _folders(runs_root: Path) -> list[Path]:
 
 
 def _strata_table(snapshots: "Sequence[Snapshot]") -> Table:
-    from state_cache.sampling import BALANCES, count_strata
-
     table = Table(box=None, padding=(0, 2, 0, 2))
     for title in ("year", "phases", "leading power"):
         table.add_column(title, no_wrap=True)

@@ -16,7 +16,7 @@ from entente.inference.memory_plan import size_text
 from entente.telemetry.errors import DataError, EntenteError, InputError
 from storage.files import file_lock
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove
-from storage.runs import LATEST, RunPaths, check_name, run_names
+from storage.runs import CACHE_FOLDER, LATEST, MODEL_FOLDER, RunPaths, check_name, run_names
 
 _Names = Annotated[list[str] | None, Parameter(help="Clean only these runs, and not the shared folders.", negative="")]
 
@@ -117,8 +117,6 @@ def _known_run(runs_root: Path, name: str) -> RunPaths:
 
 
 def _shared_folders(runs_root: Path) -> list[Path]:
-    from storage.runs import CACHE_FOLDER, MODEL_FOLDER
-
     return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
 
 

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.table import Table
 
 from entente.cli.options import OpenPage, RunsRoot, which_runs
 from entente.cli.terminal import cell, output_console, show_page
 from entente.telemetry.errors import InputError
+from entente.telemetry.progress import shown
+from storage.runs import RunPaths
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from entente.reports.compared import Compared
 
 
@@ -42,7 +43,6 @@ def compare_on_page(names: Iterable[str], runs_root: Path, output: Path | None =
     from entente.reports.compare_page import html_of
     from entente.reports.compared import compare_runs
     from entente.reports.write_page import write_page
-    from storage.runs import RunPaths
 
     names = [name for words in names for name in words.split(",") if name]
     chosen = which_runs(names, runs_root)
@@ -59,7 +59,6 @@ def _page_name(others: list[str]) -> str:
 
 def _show(comparison: "Compared", runs_root: Path) -> None:
     from entente.reports import sentences
-    from entente.telemetry.progress import shown
 
     console = output_console()
     console.print(_table(comparison))
@@ -70,9 +69,7 @@ def _show(comparison: "Compared", runs_root: Path) -> None:
         console.print(shown(sentence), markup=False, soft_wrap=not console.is_terminal)
 
 
-def _table(comparison: "Compared") -> "Table":
-    from rich.table import Table
-
+def _table(comparison: "Compared") -> Table:
     from entente.evaluation.intervals import format_interval
     from entente.reports.compare_page import score_rows, total_rows
     from entente.reports.read_run import value_text

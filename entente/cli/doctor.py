@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from rich.table import Table
 
 from entente.cli.terminal import cell, output_console, print_json
+from entente.telemetry.errors import EntenteError, InputError
 from entente.telemetry.machine import free_memory, usable_cores
 
 if TYPE_CHECKING:
@@ -127,7 +128,6 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
     from entente.settings.find_model import TINY, check_room, model_for_plan
     from entente.settings.layers import check_prompts
     from entente.telemetry.cards import torch_cuda, torch_problem, unusable_cards, visible_cards
-    from entente.telemetry.errors import InputError
     from entente.telemetry.vllm_environment import COMPILER, find_vllm, missing_to_compile
 
     urls = settings.inference.urls
@@ -181,7 +181,6 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
 
 def check_folders(runs_root: Path) -> Iterator[Finding]:
     from entente.prefect_server.own_server import check_home
-    from entente.telemetry.errors import InputError
     from storage.runs import check_runs_root
 
     for name, check in (("runs", lambda: check_runs_root(runs_root)), ("Prefect", check_home)):
@@ -209,7 +208,6 @@ def check_prefect() -> Iterator[Finding]:
     """Check the configured server, or without one the database of the server that commands start; and its disk space."""
     from entente.prefect_server.database import check_database, check_room
     from entente.prefect_server.own_server import check_address, check_client
-    from entente.telemetry.errors import EntenteError
 
     address = _server_address()
     try:

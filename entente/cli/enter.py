@@ -12,6 +12,7 @@ from cyclopts import Parameter, validators
 from entente.cli.options import Run, RunsRoot
 from entente.cli.players import Search, Temperature, how_they_play, named_powers, resolve_players, with_open_players, with_run
 from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.progress import shown
 from storage.runs import GAMES_FOLDER, LATEST
 
 if TYPE_CHECKING:
@@ -149,6 +150,4 @@ def _secret(variable: str, what: str, *, hidden: bool = True) -> str:
 
 
 def _say(sentence: str) -> None:
-    from entente.telemetry.progress import shown
-
     print(shown(sentence), flush=True)

@@ -4,15 +4,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from entente.cli.options import AT_LEAST_1, NEWEST_VERSION, AsJson, Run, RunsRoot, Version, which_run
 from entente.cli.run_flow import run_flow
-from entente.cli.terminal import print_json
-from entente.evaluation.protocols import protocols
+from entente.cli.terminal import cell, print_json
+from entente.evaluation.protocols import protocol_match, protocols, usual_protocol
+from entente.evaluation.settings import MatchSettings, PlaySettings
 from entente.players.endpoint import EndpointSettings
 from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
-from storage.runs import LATEST
+from entente.settings.check_settings import check_settings
+from entente.settings.find_model import check_room
+from entente.settings.layers import settings_of
+from entente.telemetry.errors import InputError
+from storage.runs import LATEST, RunPaths
 
 _MATCH = Group("Matches", help="Full games between several players; any of these options starts a match.")
 _SEARCH = Group("Search", help="With --strategy search, or for players such as v20+search and dumbbot+search.")
@@ -111,19 +119,13 @@ def evaluate(
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
     play = _play(temperature, strategy, search)
     if match is not None and (version != NEWEST_VERSION or positions is not None):
-        from entente.telemetry.errors import InputError
-
         raise InputError(
             "--version and --positions belong to the score on held-out positions, and this is a match: leave them out, and name "
             "versions in --players, as v20"
         )
     if search is not None and strategy != "search" and match is None:
-        from entente.telemetry.errors import InputError
-
         raise InputError("--search settings are given, but the version does not search: add --strategy search")
     if endpoint is not None and (match is None or not any(is_endpoint(name) for name in (*match.players, match.opponents))):
-        from entente.telemetry.errors import InputError
-
         raise InputError("--endpoint settings are given, but no endpoint plays: name one, as openai:model@http://host:port/v1")
     if match is not None:
         asks = {"endpoint": endpoint.model_dump()} if endpoint is not None else {}
@@ -156,11 +158,6 @@ def evaluate(
 
 def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: list[str] | None, uses_engine: bool) -> Any:
     """The run's evaluation settings with these overrides. If an engine is used, checks that the model fits in memory."""
-    from entente.settings.check_settings import check_settings
-    from entente.settings.find_model import check_room
-    from entente.settings.layers import settings_of
-    from storage.runs import RunPaths
-
     settings = settings_of(RunPaths(runs_root / run))
     wished: dict[str, object] = {}
     if positions is not None:
@@ -176,8 +173,6 @@ def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: l
 
 
 def _play(temperature: float | None, strategy: str, search: SearchSettings | None) -> Any:
-    from entente.evaluation.settings import PlaySettings
-
     asked: dict[str, Any] = {"strategy": strategy} if strategy == "search" else {}
     if temperature is not None:
         asked["temperature"] = temperature
@@ -187,10 +182,6 @@ def _play(temperature: float | None, strategy: str, search: SearchSettings | Non
 
 
 def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:
-    from entente.evaluation.protocols import protocol_match, usual_protocol
-    from entente.evaluation.settings import MatchSettings
-    from entente.telemetry.errors import InputError
-
     if not players and not asked and not protocol:
         return None
     if opponents and len(opponents) > 1:
@@ -211,12 +202,6 @@ def _show_score(result: dict[str, Any]) -> None:
 
 
 def _show_match(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from entente.cli.terminal import cell
-
     table = Table(box=None, padding=(0, 2, 0, 0), title=Text(f"{result['games']} games, {result['how']}"), title_justify="left")
     table.add_column("player", overflow="fold")
     answers = result["answers"]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from entente.cli.options import AT_LEAST_1, Run, RunsRoot, which_run
 from entente.telemetry.errors import InputError
-from storage.runs import LATEST
+from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:
     from entente.reports.explain import Explanation
@@ -45,7 +45,6 @@ def explain(
 
 def _read(run: str, runs_root: Path) -> tuple[Mapping[int, Mapping[str, float]], Mapping[str, Any]]:
     from entente.reports.read_run import read_run
-    from storage.runs import RunPaths
 
     progress = read_run(RunPaths(runs_root / run))
     if not progress.steps:

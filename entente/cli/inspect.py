@@ -10,9 +10,11 @@ from rich.text import Text
 
 from entente.cli.options import Run, RunsRoot, which_run
 from entente.cli.terminal import cell, output_console
+from entente.settings.find_model import model_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from storage.files import write_output
-from storage.runs import LATEST
+from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:
     from entente.decoding.thinking import Thought
@@ -88,9 +90,6 @@ def group(
 
 def _opened(run: str, runs_root: Path) -> "Inspector":
     from entente.reports.inspect_rows import Inspector
-    from entente.settings.find_model import model_of
-    from entente.settings.layers import settings_of
-    from storage.runs import RunPaths
 
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)

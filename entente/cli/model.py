@@ -11,11 +11,17 @@ from cyclopts import App, Parameter
 from pydantic import ValidationError
 
 from entente.cli.options import NEWEST_VERSION, ConfigFiles, Run, RunsRoot, Version, which_run
+from entente.decoding.base_identity import base_identity
+from entente.decoding.model_files import RECIPE, chat_template, max_position, read_config, recipe_prompts, resolve_model
+from entente.decoding.weight_files import WEIGHTS, weight_files
 from entente.game.prompts import DEFAULT_PROMPTS, PromptSettings
+from entente.settings.layers import merge_layers, one_sentence, read_settings_file
 from entente.telemetry.errors import InputError
+from entente.telemetry.machine import apply_threads, usable_cores
+from entente.telemetry.progress import reporter
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.settings import TinyModelSettings
-from storage.runs import LATEST
+from storage.runs import LATEST, MODEL_FOLDER, check_name
 
 if TYPE_CHECKING:
     from entente.training.imitation.work import WorkFolder
@@ -39,9 +45,6 @@ def make(
         entente model make --hidden 192 --layers 4 --imitation-steps 400
     """
     from entente.cli.terminal import show_progress
-    from entente.telemetry.machine import apply_threads, usable_cores
-    from entente.telemetry.progress import reporter
-    from storage.runs import MODEL_FOLDER
 
     apply_threads(usable_cores())
     from entente.training.tiny_model import make_tiny_model
@@ -77,9 +80,7 @@ def fetch(
         entente model fetch downloads/some-llama.gguf --name mine
     """
     from entente.cli.terminal import show_progress
-    from entente.telemetry.progress import reporter
     from entente.training.fetch_model import fetch_model
-    from storage.runs import MODEL_FOLDER, check_name
 
     if name:
         check_name(name, "model")
@@ -120,7 +121,6 @@ def imitate(
     """
     from entente.training.imitation.work import begin, begun_games, finish, work_folder
     from storage.labels import read_labels
-    from storage.runs import MODEL_FOLDER
 
     work = work_folder(runs_root / MODEL_FOLDER, name)
     overrides = {} if settings is None else settings.model_dump(exclude_unset=True)
@@ -128,8 +128,6 @@ def imitate(
     read_labels(chosen.labels)  # refuses them before a game is played
     from entente.cli.terminal import show_progress
     from entente.players.shared_search import SearchTeacher
-    from entente.telemetry.machine import apply_threads, usable_cores
-    from entente.telemetry.progress import reporter
     from entente.training.imitation.teacher_games import TEACHER_FOLDER, make_games
 
     cores = usable_cores()
@@ -153,7 +151,6 @@ def imitate(
 def _imitation_settings(
     work: "WorkFolder", files: Sequence[Path], flags: Mapping[str, Any], *, resume: bool
 ) -> ImitationSettings:
-    from entente.settings.layers import merge_layers, one_sentence, read_settings_file
     from entente.training.imitation.work import begun_settings, check_new
 
     if resume:
@@ -171,9 +168,6 @@ def _imitation_settings(
 def _begun_with(settings: ImitationSettings) -> ImitationSettings:
     """With the shape and prompts of the model that it goes on from; raises InputError if one of them was set, or the model was
     not made here."""
-    from entente.decoding.model_files import chat_template, read_config, recipe_prompts, resolve_model
-    from entente.decoding.weight_files import WEIGHTS
-
     assert settings.begin_with is not None
     folder = resolve_model(settings.begin_with)
     prompts, config = recipe_prompts(folder), read_config(folder)
@@ -243,7 +237,6 @@ def export(
         entente evaluate --players ./exported/mine,dumbbot --opponents dumbbot --games 70
     """
     from entente.reports.publish import export_adapter, find_version
-    from entente.telemetry.machine import apply_threads, usable_cores
 
     apply_threads(usable_cores())
 
@@ -259,19 +252,14 @@ def show(model: Annotated[str, Parameter(help="A folder or a hub id.")]) -> None
 
         entente model show runs/_models/tiny-0123456789ab
     """
-    from entente.decoding.model_files import resolve_model
-
     folder = resolve_model(model)
     print(folder)
     print(*_about(folder), sep="\n")
 
 
 def _about(folder: Path) -> list[str]:
-    from entente.decoding.base_identity import base_identity
     from entente.decoding.codec import Codec
-    from entente.decoding.model_files import RECIPE, max_position
     from entente.decoding.prompt_form import PromptForm
-    from entente.decoding.weight_files import weight_files
 
     codec = Codec(folder)
     size = sum(file.stat().st_size for file in weight_files(folder))

@@ -10,8 +10,12 @@ from cyclopts import Parameter, validators
 
 from entente.cli.options import Run, RunsRoot
 from entente.cli.players import Search, Temperature, how_they_play, named_powers, resolve_players, with_open_players, with_run
+from entente.game.scripted import SEARCHES
+from entente.game.snapshot import POWERS
 from entente.telemetry.errors import InputError
-from storage.runs import GAMES_FOLDER, LATEST
+from entente.telemetry.progress import shown
+from storage.files import file_lock, make_directory
+from storage.runs import GAMES_FOLDER, LATEST, check_name
 
 if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
@@ -66,7 +70,6 @@ def play(
 
         entente play --against ./exported/mine      an adapter or a model, by its folder
     """
-    from storage.files import file_lock, make_directory
     from storage.played_games import read_game
 
     file = _file(game, runs_root)
@@ -86,7 +89,6 @@ def play(
 
 def _resolved(seats: dict[str, str], how: "PlaySettings", runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":
     from entente.evaluation.contestants import check_play_is_used, resolve_contestants
-    from entente.game.scripted import SEARCHES
     from entente.live_games.game import HUMAN
 
     meant, players = resolve_players((who for who in seats.values() if who != HUMAN), "", runs_root)
@@ -138,7 +140,6 @@ def _announce(url: str, file: Path, as_before: str, *, browser: bool) -> None:
 def _goes_on(game: "SavedGame") -> str:
     """Who plays a continued game. Options of a new game do not change it, and the same command may be run again."""
     from entente.live_games.game import FIRST_YEAR, HUMAN
-    from entente.telemetry.progress import shown
 
     people = ", ".join(power.title() for power, who in game.seats.items() if who == HUMAN) or "none"
     others = ", ".join(sorted(set(game.seats.values()) - {HUMAN})) or "none"
@@ -151,8 +152,6 @@ def _goes_on(game: "SavedGame") -> str:
 
 
 def _file(game: str, runs_root: Path) -> Path:
-    from storage.runs import check_name
-
     if game.endswith(".json"):
         return Path(game)
     folder = runs_root / GAMES_FOLDER
@@ -165,7 +164,6 @@ def _file(game: str, runs_root: Path) -> Path:
 
 
 def _seats(people: str, against: str, seed: int) -> dict[str, str]:
-    from entente.game.snapshot import POWERS
     from entente.live_games.game import HUMAN
 
     wanted = named_powers(people)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Group, Parameter, validators
 
 from entente.cli.options import which_run
+from entente.evaluation.settings import PlaySettings
+from entente.game.snapshot import POWERS
 from entente.players.search_settings import SearchSettings
 from entente.telemetry.errors import InputError
 
 if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
-    from entente.evaluation.settings import PlaySettings
     from flows.open_players import OpenPlayers
 
 T = TypeVar("T")
@@ -26,18 +27,14 @@ Search = Annotated[
 ]
 
 
-def how_they_play(temperature: float, search: SearchSettings | None) -> "PlaySettings":
+def how_they_play(temperature: float, search: SearchSettings | None) -> PlaySettings:
     """Checked settings, of which only those set on the command line are set, so that `check_play_is_used` can tell."""
-    from entente.evaluation.settings import PlaySettings
-
     sampling = {"temperature": temperature} if temperature != 1 else {}
     searching = {"search": search.model_dump(exclude_unset=True)} if search else {}
     return PlaySettings.model_validate(sampling | searching)
 
 
 def named_powers(text: str) -> list[str]:
-    from entente.game.snapshot import POWERS
-
     named = [power.strip().upper() for power in text.split(",") if power.strip()]
     for power in named:
         if power not in POWERS:
@@ -64,10 +61,9 @@ def resolve_players(names: Iterable[str], run: str, runs_root: Path) -> "tuple[d
 
 
 def with_open_players(
-    players: "list[Contestant]", runs_root: Path, how: "PlaySettings | None", play: "Callable[[OpenPlayers], Awaitable[T]]"
+    players: "list[Contestant]", runs_root: Path, how: PlaySettings | None, play: "Callable[[OpenPlayers], Awaitable[T]]"
 ) -> T:
     """Open the players' engines, and return the result of `play` on a new event loop."""
-    from entente.evaluation.settings import PlaySettings
     from entente.prefect_server.own_server import prefect_server
     from flows.open_players import open_players
 

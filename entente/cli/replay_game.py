@@ -1,17 +1,17 @@
 """`entente replay`: step through a game of a run in a browser."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
+from rich.table import Table
 
 from entente.cli.options import AT_LEAST_1, OpenPage, Run, RunsRoot, which_run
 from entente.cli.terminal import output_console, show_page
+from entente.settings.find_model import model_or_none
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
-from storage.runs import LATEST
-
-if TYPE_CHECKING:
-    from storage.runs import RunPaths
+from storage.runs import LATEST, RunPaths
 
 
 def replay(
@@ -43,9 +43,6 @@ def replay(
     from entente.reports.replay_page import replay_html
     from entente.reports.replayed import read_game
     from entente.reports.write_page import write_page
-    from entente.settings.find_model import model_or_none
-    from entente.settings.layers import settings_of
-    from storage.runs import RunPaths
 
     if game is None and (output or open):
         raise InputError("--output and --open are for the page of one game: name the game, such as latest")
@@ -61,9 +58,7 @@ def replay(
     show_page(write_page(output, default, replay_html(replayed, runs_root), "replay"), open=open)
 
 
-def _list(paths: "RunPaths", last: int) -> None:
-    from rich.table import Table
-
+def _list(paths: RunPaths, last: int) -> None:
     from entente.evaluation.intervals import format_count
     from entente.reports.games import games_of
     from entente.reports.write_page import of_run

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from entente.cli.options import AT_LEAST_1, Run, RunsRoot, which_run
+from entente.settings.check_settings import check_objective
+from entente.settings.find_model import model_of
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import TrainingError
-from storage.runs import LATEST
+from entente.telemetry.machine import apply_threads, usable_cores
+from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:
     from entente.settings.run_settings import RunSettings
@@ -30,12 +34,6 @@ def replay_step(
 
         entente runs replay-step --run mine --step 7
     """
-    from entente.settings.check_settings import check_objective
-    from entente.settings.find_model import model_of
-    from entente.settings.layers import settings_of
-    from entente.telemetry.machine import apply_threads, usable_cores
-    from storage.runs import RunPaths
-
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
     settings = settings_of(paths)

@@ -7,11 +7,10 @@ from cyclopts import Parameter
 
 from entente.cli.options import OpenPage, Run, RunsRoot, which_run
 from entente.cli.terminal import show_page
-from storage.runs import LATEST
+from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:
     from entente.reports.run_facts import RunFacts
-    from storage.runs import RunPaths
 
 
 def report(
@@ -38,7 +37,6 @@ def report(
         entente report --run mine --pictures docs/pictures
     """
     from entente.reports.page import write_pictures
-    from storage.runs import RunPaths
 
     run = which_run(run, runs_root)
     paths = RunPaths(runs_root / run)
@@ -48,7 +46,7 @@ def report(
         print(*write_pictures(facts, pictures), sep="\n")
 
 
-def report_run(paths: "RunPaths", output: Path | None = None) -> "tuple[RunFacts, Path]":
+def report_run(paths: RunPaths, output: Path | None = None) -> "tuple[RunFacts, Path]":
     from entente.reports.page import Surroundings, html_of
     from entente.reports.run_facts import read_facts
     from entente.reports.write_page import write_page

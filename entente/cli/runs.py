@@ -1,6 +1,7 @@
 """`entente runs`: the list of runs, and the commands that inspect one, replay a step, continue a game, or remove old files."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,7 +47,7 @@ def runs(
     listed = list_runs(runs_root)
     if json:
         for line in listed:
-            print_json(_facts(line))
+            print_json(asdict(line))
         return
     if not listed:
         print(f"there is no run in {runs_root} yet: begin one with `entente train`")
@@ -85,9 +86,3 @@ def _table(listed: "list[RunLine]", console: Console) -> Table:
 
 def _score(score: float | None) -> str:
     return "" if score is None else f"{score:+.2f}"
-
-
-def _facts(line: "RunLine") -> dict[str, object]:
-    from dataclasses import asdict
-
-    return asdict(line)

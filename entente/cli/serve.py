@@ -9,6 +9,12 @@ from cyclopts import Parameter, validators
 
 from entente.cli.options import Run, RunsRoot, which_run
 from entente.cli.players import with_open_players
+from entente.decoding.model_files import resolve_model
+from entente.game.scripted import SEARCHES
+from entente.inference.engine_cards import check_vllm
+from entente.inference.memory_plan import check_memory, read_shape
+from entente.inference.page_gate import KEY_OF_SERVER
+from entente.inference.server_arguments import MODULE, command_text, server_arguments, server_environment
 from entente.inference.settings import KEY_VARIABLE, InferenceSettings
 from entente.telemetry.errors import InputError
 from storage.runs import LATEST
@@ -73,12 +79,6 @@ def serve(
         raise InputError(f"`entente serve` starts vLLM's server on this machine: leave out {ignored}")
     chosen = chosen.model_copy(update={"model": model, "engine": "vllm"})
     bind(host, port, key).close()  # refuses what vLLM would refuse minutes later
-    from entente.decoding.model_files import resolve_model
-    from entente.inference.engine_cards import check_vllm
-    from entente.inference.memory_plan import check_memory, read_shape
-    from entente.inference.page_gate import KEY_OF_SERVER
-    from entente.inference.server_arguments import MODULE, command_text, server_arguments, server_environment
-
     vllm = check_vllm()
     folder = resolve_model(model)
     check_memory(read_shape(folder), chosen)
@@ -91,7 +91,6 @@ def serve(
 
 def _find_policy(model: str, run: str, version: str, runs_root: Path, settings: InferenceSettings | None) -> "Contestant":
     from entente.evaluation.contestants import resolve_contestant
-    from entente.game.scripted import SEARCHES
 
     if others := sorted(settings.model_fields_set if settings else set()):
         flag = others[0].replace("_", "-")

@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from entente.cli.options import AsJson, RunsRoot
 from entente.telemetry.errors import InputError
+from storage.files import file_lock
 
 
 def smoke(
@@ -37,7 +38,6 @@ def smoke(
     from benchmarks.smoke.job import chosen_stages
     from benchmarks.smoke.smoke_test import plan_job, smoke_test
     from entente.cli.terminal import print_json, show_progress
-    from storage.files import file_lock
 
     chosen_stages(only or ())  # before a folder is made
     job, card = plan_job(device, model, runs_root)

@@ -1,13 +1,17 @@
 """`entente bench tune`: engine settings that sample the most decisions a second, with the adapter."""
 
+import asyncio
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from benchmarks.tune_engine import TuneSettings
+from benchmarks.tune_engine import TUNING_FOLDER, TuneSettings, candidates_of, choose, measure_candidates, table_rows, tuned_toml
 from entente.cli.options import AsJson, ConfigFiles, which_run
+from entente.settings.layers import resumed_settings
 from entente.telemetry.errors import EngineError, InputError
+from storage.files import durable_write, file_lock
 
 
 def tune(
@@ -32,14 +36,8 @@ def tune(
 
         entente train --run mine --resume --config runs/_tuning/mine/tuned.toml
     """
-    import asyncio
-    import shlex
-
-    from benchmarks.tune_engine import TUNING_FOLDER, candidates_of, choose, measure_candidates, table_rows, tuned_toml
     from entente.cli.terminal import print_json, show_progress
     from entente.reports.write_page import of_run
-    from entente.settings.layers import resumed_settings
-    from storage.files import durable_write, file_lock
 
     tuning, run = tuning or TuneSettings(), which_run(run, runs_root)
     settings = resumed_settings(config or (), {"run": run, "runs_root": runs_root})

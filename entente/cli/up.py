@@ -24,8 +24,9 @@ import psutil
 from cyclopts import Parameter, validators
 
 from entente.prefect_server.automations import apply, limit_queue, server_client
+from entente.prefect_server.database import check_database
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
-from entente.prefect_server.own_server import check_client
+from entente.prefect_server.own_server import check_client, check_home, wait_until_up, who_answers
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
@@ -179,9 +180,6 @@ def _plain(address: str) -> str:
 
 
 def _server(address: str, port: int) -> None:
-    from entente.prefect_server.database import check_database
-    from entente.prefect_server.own_server import check_home, wait_until_up, who_answers
-
     from_environment = bool(os.environ.get(_API))
     reason = _why_not_prefect(f"{address}/api")
     if not reason:
@@ -349,8 +347,6 @@ def _cancelled(worker: psutil.Process) -> Iterator[None]:
 
 def _why_not_prefect(address: str) -> str:
     import httpx
-
-    from entente.prefect_server.own_server import who_answers
 
     try:
         return "" if who_answers(address, within_s=5) != "other" else "its version does not match Prefect's reply"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from entente.cli.options import Run, RunsRoot, which_run
 from entente.telemetry.progress import shown
-from storage.runs import LATEST
+from storage.runs import LATEST, RunPaths
 
 if TYPE_CHECKING:
     from entente.reports.read_run import RecordedRun
@@ -43,7 +43,6 @@ def watch(
         entente watch --run mine --once
     """
     from entente.reports.read_run import read_run
-    from storage.runs import RunPaths
 
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
     progress = read_run(paths)

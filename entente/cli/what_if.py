@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,10 @@ from cyclopts import Parameter, validators
 
 from entente.cli.options import SEED, AsJson, Run, RunsRoot, which_run
 from entente.cli.players import Temperature, how_they_play, resolve_players, with_open_players
-from storage.runs import GAMES_FOLDER, LATEST
+from entente.game.snapshot import POWERS
+from entente.telemetry.errors import InputError
+from entente.telemetry.progress import GameProgress, shown
+from storage.runs import GAMES_FOLDER, LATEST, RunPaths, check_name
 
 if TYPE_CHECKING:
     from entente.evaluation.contestants import Contestant
@@ -58,7 +62,6 @@ def what_if(
     from entente.evaluation.contestants import check_play_is_used
     from entente.evaluation.what_if import Continuation, asked_power, other_orders
     from entente.reports.sentences import describe_change
-    from entente.telemetry.errors import InputError
 
     if orders and version:
         raise InputError("--orders and --version both set the orders: use one of them")
@@ -82,8 +85,6 @@ def what_if(
 
 
 def _split(names: str) -> list[str]:
-    from entente.telemetry.errors import InputError
-
     players = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not players:
         raise InputError("nobody plays on: set --players, as 'dumbbot'")
@@ -94,8 +95,6 @@ def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[Record
     """The position and its run; "" for a game that was played in the browser."""
     from entente.reports.games import is_name_of_run
     from entente.reports.replayed import position_of_played_game, position_of_run
-    from entente.telemetry.errors import InputError
-    from storage.runs import RunPaths, check_name
 
     if game.endswith(".json"):
         return position_of_played_game(Path(game), phase), ""
@@ -119,7 +118,6 @@ def _ask(
     runs_root: Path,
 ) -> "WhatIf":
     from entente.evaluation.what_if import orders_of_player, play_pairs
-    from entente.telemetry.progress import GameProgress
 
     async def ask(deciders: "Mapping[str, Decider]") -> "WhatIf":
         sets = [changed or {}] * how.forks
@@ -138,9 +136,7 @@ def _show(answer: "WhatIf", change: str) -> None:
 
     from entente.cli.terminal import output_console
     from entente.evaluation.intervals import format_interval
-    from entente.game.snapshot import POWERS
     from entente.reports.sentences import what_if_verdict
-    from entente.telemetry.progress import shown
 
     console = output_console()
     centres = Table("centres at the end", "as played", "what if", "difference", "95 % interval", box=None)
@@ -156,9 +152,6 @@ def _show(answer: "WhatIf", change: str) -> None:
 
 
 def _facts(answer: "WhatIf", change: str, changed: "OrderSets | None", version: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from entente.game.snapshot import POWERS
     from entente.reports.sentences import what_if_verdict
 
     seat = POWERS.index(answer.power)

@@ -85,7 +85,7 @@ def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monk
 
 
 def test_a_benchmark_has_the_seed_of_its_config_unless_a_flag_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("entente.telemetry.machine.apply_threads", lambda count: None)
+    monkeypatch.setattr("entente.cli.bench.apply_threads", lambda count: None)
     measured: list[tuple[int, int]] = []
     monkeypatch.setattr(
         "benchmarks.entente_run.bench_e2e", lambda settings, **how: measured.append((settings.seed, how["steps"]))

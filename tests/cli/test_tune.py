@@ -27,7 +27,7 @@ def test_the_tuned_settings_are_for_the_run_that_was_tuned(
         figures = dict.fromkeys(("decisions_per_s", "tokens_per_s", "latency_ms_p99", "first_token_ms", "spread"), 0.0)
         return {candidates[0]: figures | {"cache_hit": 1.0}}, {}
 
-    monkeypatch.setattr("benchmarks.tune_engine.measure_candidates", measure)
+    monkeypatch.setattr("entente.cli.tune.measure_candidates", measure)
     root = stored_run.root.parent
     (more := root / "more.toml").write_text("inference.kv_cache_gib = 2\n")  # the candidates were measured with it
     tune(run="before", config=[more], runs_root=root)
