@@ -9,7 +9,7 @@ decision failed.
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from typing import Annotated
 from urllib.parse import quote
@@ -68,15 +68,17 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
     async def refused(request: Request, error: HTTPException) -> Response:
         return sentence(error.status_code, str(error.detail))
 
-    async def changed(change: Callable[[], Awaitable[None]]) -> Response:
-        try:
-            await change()
-        except StaleError as error:
-            return sentence(409, str(error), state=as_data(game))
-        except InputError as error:
-            return sentence(400, str(error))
-        except EntenteError as error:
-            return sentence(502, f"{error}; the game waits: try again", state=as_data(game))
+    @app.exception_handler(EntenteError)
+    async def failed(request: Request, error: EntenteError) -> Response:
+        match error:
+            case StaleError():
+                return sentence(409, str(error), state=as_data(game))
+            case InputError():
+                return sentence(400, str(error))
+        return sentence(502, f"{error}; the game waits: try again", state=as_data(game))
+
+    async def changed(change: Awaitable[None]) -> Response:
+        await change
         return JSONResponse(as_data(game))
 
     @app.get("/")
@@ -96,26 +98,19 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
 
     @app.post("/orders")
     async def orders(body: OrdersBody) -> Response:
-        return await changed(lambda: game.order(body.power, body.orders, body.revision))
+        return await changed(game.order(body.power, body.orders, body.revision))
 
     @app.post("/next")
     async def go_on(body: _Body) -> Response:
-        return await changed(lambda: game.go_on(body.revision))
+        return await changed(game.go_on(body.revision))
 
     @app.post("/undo")
     async def undo(body: UndoBody) -> Response:
-        return await changed(lambda: game.undo(body.turn, body.revision))
+        return await changed(game.undo(body.turn, body.revision))
 
     @app.post("/hint")
     async def hint(body: HintBody) -> Response:
-        try:
-            choice = await game.hint(body.power, body.player, body.revision)
-        except StaleError as error:
-            return sentence(409, str(error), state=as_data(game))
-        except InputError as error:
-            return sentence(400, str(error))
-        except EntenteError as error:
-            return sentence(502, str(error))
+        choice = await game.hint(body.power, body.player, body.revision)
         return JSONResponse({"orders": list(choice.orders), "probability": choice.probability})
 
     @app.get("/saved")
