@@ -1,44 +1,36 @@
 """The page of a game in the browser: the map, and the game as JSON, which `play.js` renders."""
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from entente.game.board import Board
-from entente.game.sketch_map import COASTS, LAND, SEA, place
 from entente.game.snapshot import POWERS
 from entente.live_games.game import HUMAN, PlayedGame, Turn
-from entente.reports.replay_page import map_context, position_data
+from entente.reports.replay_page import map_context, places, position_data, script_json, short
 from entente.reports.write_page import page_template
 from storage.played_games import SavedProposal
-
-_DIGITS = 6
 
 
 def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, file: str = "") -> str:
     """The self-contained page. `nonce` is for its script and style (Content-Security-Policy); see `play_app` for the others."""
     template = page_template("page.html.jinja", Path(__file__).parent)
-    page = {
+    page = places() | {
         "key": key,
-        "powers": [power.title() for power in POWERS],
         "policy": list(range(len(POWERS))),
         "people": [number for number, power in enumerate(POWERS) if game.seats[power] == HUMAN],
         "seats": [game.seats[power] for power in POWERS],
         "players": list(players),
         "name": game.name,
         "file": file,
-        "lands": list(LAND),
-        "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
     }
     return template.render(
         name=game.name,
         nonce=nonce,
         **map_context(),
-        # No text may end the enclosing script.
-        page=_json(page).replace("<", "\\u003c"),
-        state=_json(as_data(game)).replace("<", "\\u003c"),
+        page=script_json(page),
+        state=script_json(as_data(game)),
     )
 
 
@@ -82,25 +74,17 @@ def _position(
         POWERS.index(power): [[order, list(results.get(" ".join(order.split(" ", 2)[:2]), ()))] for order in own]
         for power, own in orders.items()
     }
-    sure = {POWERS.index(power): _short(value) for power, value in probabilities.items()}
+    sure = {POWERS.index(power): short(value) for power, value in probabilities.items()}
     tried = {
         POWERS.index(power): [
             {
                 "orders": list(each.orders),
-                "value": _short(each.value),
+                "value": short(each.value),
                 "playouts": each.playouts,
-                "sure": None if each.probability is None else _short(each.probability),
+                "sure": None if each.probability is None else short(each.probability),
             }
             for each in sorted(candidates, key=lambda each: -each.value)
         ]
         for power, candidates in proposals.items()
     }
     return position_data(board) | {"orders": ordered, "sure": sure, "tried": tried}
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

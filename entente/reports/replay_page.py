@@ -24,14 +24,13 @@ def replay_html(
 ) -> str:
     """`template`, `links`, `live`: of a live page, and what it has besides; None: a file."""
     found = as_data(game, runs_root) | ({"links": links} if links else {})
-    data = json.dumps(found, separators=(",", ":"), ensure_ascii=False)
     return (template or page_template("replay.html.jinja")).render(
         run=game.run,
         game=game.game.name,
         about=_about(game),
         phases=len(game.phases),
         **map_context(),
-        data=data.replace("<", "\\u003c"),  # so that no name ends the script element
+        data=script_json(found),
         **live,
     )
 
@@ -39,14 +38,11 @@ def replay_html(
 def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
     """Powers are indices into POWERS, here and in `position_data`."""
     run = of_run(game.run, runs_root)
-    return {
-        "powers": [power.title() for power in POWERS],
+    return places() | {
         "policy": [POWERS.index(power) for power in game.game.powers],
         "opponents": game.opponents,
         "ask": f"entente runs inspect decision ID {run}",
         "what_if": f"{shlex.quote(game.game.full_name)} {run}",
-        "lands": list(LAND),
-        "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
         "odds": game.has_odds,
         "phases": [_played_phase(phase_row) for phase_row in game.phases],
     }
@@ -63,6 +59,20 @@ def _about(game: ReplayedGame) -> str:
     drew = f"versions {min(versions)} to {max(versions)}" if len(versions) > 1 else one
     failed = "" if game.game.status == "complete" else " The game failed before its end."
     return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
+
+
+def script_json(value: Any) -> str:
+    """JSON for a script element, which no text in it can end."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def places() -> dict[str, Any]:
+    """What `board.js` knows of the map, and the powers' names."""
+    return {
+        "powers": [power.title() for power in POWERS],
+        "lands": list(LAND),
+        "places": {name: place(name) for name in (*LAND, *SEA, *COASTS)},
+    }
 
 
 def map_context() -> dict[str, Any]:
@@ -101,8 +111,12 @@ def _played_phase(phase_row: ShownPhase) -> dict[str, Any]:
 
 
 def _order(order: ShownOrder) -> list[Any]:
-    odds = [] if order.probability is None else [float(f"{order.probability:.{_DIGITS}g}"), order.choices]
+    odds = [] if order.probability is None else [short(order.probability), order.choices]
     return [order.order, list(order.results), *odds]
+
+
+def short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
 
 
 def _decision(decision: dict[str, Any]) -> dict[str, Any]:
