@@ -7,7 +7,6 @@ rows in float32. For a GPU use `entente smoke --only training-step`.
 """
 
 import gc
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,9 +114,7 @@ def one_thread() -> Iterator[None]:
 
 def cpu_s(work: Callable[[], object]) -> float:
     gc.collect()
-    began = time.process_time()
-    work()
-    return time.process_time() - began
+    return cpu_seconds(work)
 
 
 def recorded_figures(settings: RunSettings, arguments: Sequence[str], *, repeats: int) -> dict[str, float]:

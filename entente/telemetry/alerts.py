@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 Figures = Mapping[str, float]
 LAG_AT_CAP_STEPS = 5
@@ -107,7 +107,7 @@ class Watch:
         returns, steps = self._values("train/reward"), NO_PROGRESS_STEPS
         if len(returns) < 2 * steps:
             return None
-        before, since = _mean(returns[-2 * steps : -steps]), _mean(returns[-steps:])
+        before, since = fmean(returns[-2 * steps : -steps]), fmean(returns[-steps:])
         return (
             None
             if since > before
@@ -183,7 +183,3 @@ def _free_bytes(folder: Path) -> int | None:
         return shutil.disk_usage(folder).free
     except OSError:
         return None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
