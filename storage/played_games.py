@@ -4,7 +4,6 @@ Holds orders, and positions only where another server adjudicated differently. R
 refused.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,12 +78,6 @@ def read_game(file: Path) -> SavedGame:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise InputError(f"game file '{file}' is not a game of this program: {where or 'its text'}: {first['msg']}") from error
-
-
-def game_hash(game: SavedGame) -> str:
-    """8 hex digits over players and orders, without what players considered."""
-    played = game.model_dump_json(include={"name": True, "seats": True, "turns": {"__all__": {"phase", "orders"}}})
-    return hashlib.sha256(played.encode()).hexdigest()[:8]
 
 
 def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:
