@@ -28,7 +28,6 @@ from storage.runs import RunPaths
 from tests.cli.test_commands import LEAVES
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 DATA_FORMAT = (ROOT / "docs" / "data-format.md").read_text()

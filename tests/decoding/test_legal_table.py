@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from entente.decoding.codec import Codec
-from entente.decoding.table_builder import TableBuilder
 from entente.game.board import POWERS, Board
 from entente.game.legal import LegalOrders, OrderKind
 from entente.game.prompts import PromptSettings, rules_text
@@ -24,12 +23,6 @@ MOVEMENT = LegalOrders(
     ),
     picks=2,
 )
-
-
-@pytest.fixture(scope="module")
-def tables(tokens: Tokens) -> TableBuilder:
-    """Tables of the small model."""
-    return TableBuilder(tokens.codec)
 
 
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(0, 0)], ids=["stops early", "is empty"])

@@ -17,9 +17,6 @@ from storage import arrow_files
 from storage.arrow_files import DECISION_SCHEMA, SCHEMA_VERSION, check_tokens, row_checksums, to_table
 from storage.shards import open_phases, open_shard
 
-INT16, INT32, INT64, FLOAT32, TEXT = pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.string()
-
-
 ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)
 floats = st.lists(st.floats(width=32, allow_nan=False), max_size=6)
 list_columns = st.fixed_dictionaries(
@@ -202,5 +199,5 @@ def _decision(**given: Any) -> Decision:
     for field in DECISION_SCHEMA:
         kind = field.type
         zero: Any = [] if pa.types.is_list(kind) else 0 if pa.types.is_integer(kind) else 0.0
-        nothing.setdefault(field.name, "" if kind == TEXT or pa.types.is_dictionary(kind) else zero)
+        nothing.setdefault(field.name, "" if kind == pa.string() or pa.types.is_dictionary(kind) else zero)
     return Decision(**(nothing | given))

@@ -82,10 +82,6 @@ def run(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def names(paths: RunPaths) -> list[str]:
-    return sorted(str(path.relative_to(paths.root)) for path in paths.root.rglob("*"))
-
-
 def gone(paths: RunPaths, settings: RetentionSettings = TIGHT, now: float | None = None) -> set[str]:
     """What would go, by its path below the run."""
     return {str(found.path.relative_to(paths.root)) for found in removable_in_run(paths, settings, now)}

@@ -1,7 +1,6 @@
 """What would make every task of every step dear stays out of it: a walk through what tasks share, a question to the server."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +19,6 @@ from tasks.train_policy import (
     roll_out_probe,
     train_step,
 )
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @dataclass

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pynvml
 
 from entente.telemetry.cards import Card
 
-T = TypeVar("T")
 GIB = 2**30
 
 
