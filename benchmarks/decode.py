@@ -20,9 +20,11 @@ from entente.decoding.table_builder import TableBuilder
 from entente.game.legal import LegalOrders
 from entente.inference.choose_engine import choose_engine
 from entente.inference.engine import Engine
+from entente.inference.legal_admission import TableCache
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_wire import throwaway_request
 from entente.players.policy import Tokens
+from entente.records.policy_version import version_in
 from entente.records.rows import GenerationRequest
 from entente.telemetry.errors import EngineError
 from entente.telemetry.progress import reporter
@@ -86,8 +88,6 @@ async def rollout_figures(engine: Any, tokens: Tokens, inputs: RunInputs, *, rou
 
 def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[LegalOrders], *, rounds: int) -> float:
     """CPU milliseconds per table: mean over `asked`, median over rounds. `warm_up` fills the cache of encoded orders."""
-    from entente.inference.legal_admission import TableCache
-
     spent = []
     for _ in range(rounds):
         builder, known = TableBuilder(tokens.codec), TableCache()
@@ -133,7 +133,6 @@ async def batching_figures(engine: Any, requests: Sequence[GenerationRequest], *
 
 async def swap_ms(engine: Engine, tokens: Tokens, model: Path, *, rounds: int) -> float:
     """Wall milliseconds from a written adapter to the first token sampled with it, for a prompt of 200 tokens."""
-    from entente.records.policy_version import version_in
     from entente.training.policy import Policy
     from entente.training.settings import TrainingSettings
 

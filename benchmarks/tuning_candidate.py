@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks.decode_cases import FreshPrefixes
 from entente.decoding.codec import Codec
+from entente.inference.choose_engine import choose_engine, engine_here
 from entente.inference.settings import InferenceSettings
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
@@ -42,8 +43,6 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _measure(run: RunSettings, settings: InferenceSettings, count: int, rounds: int) -> dict[str, Any]:
-    from entente.inference.choose_engine import choose_engine, engine_here
-
     model = model_of(run, run.runs_root, run.run)
     positions = sample_start_positions(cache_of(run.paths, run).train, count, run.seed, 1)
     # Past versions cannot play here, and searches take too long.

@@ -20,7 +20,9 @@ from pydantic import BaseModel
 from deploy.site.views_picture import views_picture
 from entente.cli.commands import COMMANDS, command_line
 from entente.cli.options import SettingsFlags
+from entente.records.rows import Decision, PlayedPhase
 from entente.settings.reference import reference
+from storage.runs import RunPaths
 
 
 def commands_page() -> str:
@@ -166,7 +168,6 @@ def _members(cls: type) -> Iterator[tuple[str, ...]]:
 
 
 def views_page() -> str:
-    from entente.records.rows import Decision, PlayedPhase
     from storage.run_sql import QUERIES
     from storage.run_views import COLUMNS, VIEWS
 
@@ -190,7 +191,6 @@ def _views() -> dict[str, dict[str, str]]:
     """View -> its columns with their types, as DuckDB says them of a run without rows."""
     from storage.run_sql import connect
     from storage.run_views import VIEWS
-    from storage.runs import RunPaths
 
     with tempfile.TemporaryDirectory() as folder:
         paths = RunPaths(Path(folder) / "run").create()
