@@ -254,15 +254,13 @@ def newest_versions(paths: RunPaths) -> dict[str, int]:
     return {name: shard.newest_version for name, shard in readable_shards(paths)}
 
 
-def removable_shards(
-    paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: RetentionSettings, now: float | None = None
-) -> list[Removable]:
+def removable_shards(paths: RunPaths, newest: Mapping[str, int], age: RunAge, settings: RetentionSettings) -> list[Removable]:
     """Files of shards to remove now, oldest policy first; `newest` as from `newest_versions`."""
     if settings.shards_gb == 0:
         return []
     files = dict(_files_by_shard(paths))
     over = sum(file.size for some in files.values() for file in some) - settings.shards_gb * GB
-    going = _left_alone(files, time.time() if now is None else now)
+    going = _left_alone(files)
     over -= sum(file.size for file in going)
     behind = age.policy_version - age.max_policy_lag - STALE_VERSIONS
     old = sorted((version, name) for name, version in newest.items() if NO_ROWS < version < behind and name in files)
@@ -300,12 +298,12 @@ def _files_by_shard(paths: RunPaths) -> Iterator[tuple[str, list[Removable]]]:
             yield f"{producer.path.name}/{stem}.arrow", files_of_shard
 
 
-def _left_alone(files: Mapping[str, list[Removable]], now: float) -> list[Removable]:
+def _left_alone(files: Mapping[str, list[Removable]]) -> list[Removable]:
     """Old phases files without a shard. New ones may belong to a shard that is being published."""
     without = [some for name, some in files.items() if not name.endswith(some[0].path.name)]
     return [
         replace(file, why="phases without a shard")
         for some in without
         for file in some
-        if (marks := file_marks(file.path)) and now - marks[1] / 1e9 > ASIDE_HOURS * 3600
+        if (marks := file_marks(file.path)) and time.time() - marks[1] / 1e9 > ASIDE_HOURS * 3600
     ]
