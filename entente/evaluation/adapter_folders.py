@@ -13,7 +13,7 @@ from entente.decoding.base_identity import base_identity, file_hash
 from entente.decoding.model_files import RECIPE, recipe_prompts, resolve_model
 from entente.game.prompts import PromptSettings
 from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_FILES, PolicyVersion, version_in
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError, InputError, first_problem
 from entente.telemetry.progress import reporter
 from storage.json_files import read_object
 from storage.runs import hashes_file
@@ -104,11 +104,8 @@ def _read_recipe(folder: Path) -> _Recipe:
     try:
         return _Recipe.model_validate(read_object(folder / RECIPE)) if (folder / RECIPE).is_file() else _Recipe()
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise DataError(
-            f"'{folder / RECIPE}' is not an adapter's recipe: {where}: {first['msg']}; correct it, or export again"
-        ) from error
+        problem = first_problem(error)
+        raise DataError(f"'{folder / RECIPE}' is not an adapter's recipe: {problem}; correct it, or export again") from error
 
 
 def _check_files(folder: Path, hashes: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ from entente.live_games.game import PlayedGame, StaleError
 from entente.live_games.game_file import saved
 from entente.live_games.http_server import CheckedHeaders, page_headers, refusal, sentence
 from entente.live_games.page import as_data, page_html
-from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.errors import EntenteError, InputError, first_problem
 
 _LARGEST_BODY = 1 << 14
 _WAIT_S = 25.0
@@ -61,8 +61,7 @@ def play_app(game: PlayedGame, players: tuple[str, ...], key: str, address: str,
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return sentence(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return sentence(400, first_problem(error))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:

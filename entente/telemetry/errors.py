@@ -11,6 +11,7 @@ EntenteError             exit code 1
 """
 
 import errno
+from typing import Any
 
 
 class EntenteError(Exception):
@@ -54,6 +55,12 @@ class TrainingError(EntenteError):
 def one_line(error: BaseException) -> str:
     """The type's name if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def first_problem(error: Any) -> str:
+    """Place and message of the first error in a ValidationError of pydantic, or in FastAPI's of a request."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def disk_full(error: BaseException | None) -> DiskFullError | None:

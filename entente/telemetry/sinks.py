@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
+from entente.telemetry.errors import first_problem
 from entente.telemetry.metrics import check
 from entente.telemetry.progress import reporter, view_command
 from entente.telemetry.setting_marks import Settings
@@ -229,7 +230,6 @@ def _cure(folder: Path) -> str:
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors(include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:_LONGEST]
+        return first_problem(error)[:_LONGEST]
     lines = str(error).strip().splitlines()
     return " ".join(lines[0].split())[:_LONGEST] if lines else type(error).__name__

@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from entente.live_games.http_server import CheckedHeaders, page_headers, refusal
-from entente.telemetry.errors import DataError, EntenteError, InputError
+from entente.telemetry.errors import DataError, EntenteError, InputError, first_problem
 from entente.view.live_run import run_mark
 from entente.view.viewer import NONCE, WHAT_IF, Viewer
 
@@ -45,8 +45,7 @@ def view_app(viewer: Viewer, address: str) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return trouble(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        return trouble(400, first_problem(error))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
