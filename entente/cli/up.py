@@ -26,7 +26,7 @@ from cyclopts import Parameter, validators
 from entente.prefect_server.automations import apply, limit_queue, server_client
 from entente.prefect_server.database import check_database
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
-from entente.prefect_server.own_server import check_client, check_home, wait_until_up, who_answers
+from entente.prefect_server.own_server import check_client, check_home, last_words, wait_until_up, who_answers
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
@@ -265,8 +265,7 @@ def _worker(client: "SyncPrefectClient", pool: str) -> None:
     until = time.monotonic() + WORKER_WITHIN_S
     while last_heartbeat() == before:
         if process.poll() is not None or time.monotonic() > until:
-            last = (log.read_bytes()[since:].decode(errors="replace").strip().splitlines() or ["it wrote nothing"])[-1]
-            raise InputError(f"the worker did not start: {last.strip()}; the log is {log}")
+            raise InputError(f"the worker did not start: {last_words(log, since)}; the log is {log}")
         time.sleep(0.2)
     _say("worker", f"started (process {process.pid}, {log})")
 

@@ -210,7 +210,7 @@ def wait_until_up(process: subprocess.Popen[bytes], address: str, log: Path, sin
     while True:
         if process.poll() is not None:
             raise InputError(
-                f"the Prefect server did not come up (exit code {process.returncode}): {_last_words(log, since)}; "
+                f"the Prefect server did not come up (exit code {process.returncode}): {last_words(log, since)}; "
                 f"`entente doctor` checks the environment, the log is {log}"
             )
         try:
@@ -237,7 +237,8 @@ def _flush_prefect() -> None:
         service.drain_all(timeout=_HANDS_OVER_WITHIN_S)
 
 
-def _last_words(log: Path, since: int) -> str:
+def last_words(log: Path, since: int) -> str:
+    """The last error that a program wrote to `log` after `since` bytes, else its last line."""
     lines = log.read_bytes()[since:].decode(errors="replace").strip().splitlines()
     errors = [line for line in lines if re.match(r"[A-Za-z_][\w.]*(Error|Exception): ", line)]
     return (errors or lines or ["it wrote nothing"])[-1].strip()
