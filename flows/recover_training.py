@@ -45,7 +45,7 @@ from flows.given_parameters import PINNED, check_parameters, named_after
 from flows.open_run import finished_summary, with_run_name
 from flows.recovery_rule import BEGINS, Attempts, Facts, RecoveryAction, decide, was_cancelled
 from flows.work_record import WORK_FOLDER, FlowRunRecord, read_work
-from storage.files import file_lock, make_directory
+from storage.files import file_lock, is_held, make_directory
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step
 from storage.runs import RunPaths, check_name, last_change
@@ -261,18 +261,13 @@ def _facts(settings: RunSettings, work: FlowRunRecord | None, ended: FlowRun) ->
     return Facts(
         run=settings.run,
         finished=has_folder and finished_summary(settings) is not None,
-        held=has_folder and _is_held(paths.lock),
+        held=has_folder and is_held(paths.lock),
         process=work.process() if work else None,
         silent=_silent(ended),
         error=_error_name(message) if ended.state and ended.state.is_failed() else "",
         step=last_step(paths) if has_folder else 0,
         attempts=_attempts(paths),
     )
-
-
-def _is_held(lock: Path) -> bool:
-    with file_lock(lock) as free:
-        return not free
 
 
 def _silent(ended: FlowRun) -> bool:

@@ -252,7 +252,7 @@ def _names(path: Path, handle: int) -> bool:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process holds the lock, for display. Tests with a shared lock that is released at once."""
+    """Whether a process holds the lock. Tests with a shared lock that is released at once."""
     if not lock.is_file():
         return False
     with lock.open() as handle:
