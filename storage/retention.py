@@ -150,12 +150,12 @@ def remove(removable: Removable) -> None:
         removable.path.unlink(missing_ok=True)
 
 
-def drop_old_adapters(paths: RunPaths, settings: RetentionSettings | None = None) -> int:
+def drop_old_adapters(paths: RunPaths, settings: RetentionSettings) -> int:
     """Remove old adapters of the run of this process; returns the bytes freed."""
     # Listed before the facts: the trainer may publish a version meanwhile, which they would not know.
     listed = entries_in(paths.adapters)
     # A run in use keeps all its checkpoints here, and what they need.
-    kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings or RetentionSettings())
+    kept = adapters_to_keep(retention_facts(paths, checkpoint_steps(paths)), settings)
     gone = list(_old(listed, ADAPTER_NAME, kept, "adapter of an old version"))
     for each in gone:
         remove(each)
