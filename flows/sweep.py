@@ -22,7 +22,6 @@ from entente.players.opponents import POLICY
 from entente.settings.layers import (
     check_resumed,
     layered_settings,
-    leaves,
     merge_layers,
     one_sentence,
     read_settings_file,
@@ -30,7 +29,7 @@ from entente.settings.layers import (
 )
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
-from entente.telemetry.setting_marks import Settings, setting_names, similar_names
+from entente.telemetry.setting_marks import Settings, leaves, setting_names, similar_names
 from state_cache.settings import NEWEST
 from storage.control import code_of_play
 from storage.json_files import kept_object

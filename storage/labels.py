@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from entente.records.label import Label
 from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.setting_marks import leaves
 from storage.arrow_files import LABEL_SCHEMA, map_arrow, metadata_of, to_table, write_arrow
 from storage.files import names_in
 
@@ -84,15 +85,8 @@ def _made_by(table: pa.Table) -> dict[str, Any]:
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """The first difference in words; empty if there is none."""
-    flat_there, flat_here = _flat(there), _flat(here)
+    flat_there, flat_here = leaves(there), leaves(here)
     for name in {**flat_here, **flat_there}:
         if flat_there.get(name) != flat_here.get(name):
             return f"{name} {flat_there.get(name)!r}, not {flat_here.get(name)!r}"
     return ""
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in tree.items():
-        leaves |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return leaves

@@ -10,8 +10,8 @@ from entente.evaluation.paired import ScoreDifference, score_difference
 from entente.evaluation.strength import POLICY
 from entente.reports.read_run import different
 from entente.reports.run_facts import RunFacts, read_facts
-from entente.settings.layers import leaves
 from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import leaves
 from storage.runs import RunPaths
 
 MOST_RUNS = 8

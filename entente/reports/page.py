@@ -22,9 +22,10 @@ from entente.reports.explain import explain_run
 from entente.reports.read_run import different, value_text
 from entente.reports.run_facts import RowFacts, RunFacts
 from entente.reports.write_page import Link, of_run, page_template, part
-from entente.settings.layers import layered_settings, leaves, preset_names
+from entente.settings.layers import layered_settings, preset_names
 from entente.telemetry.errors import InputError
 from entente.telemetry.machine import environment
+from entente.telemetry.setting_marks import leaves
 from entente.telemetry.stages import STAGES
 from storage.files import durable_write
 from storage.runs import RunPaths

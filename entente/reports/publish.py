@@ -26,8 +26,9 @@ from entente.records.policy_version import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from entente.reports.plots import CURVE
 from entente.reports.published_figures import Source, in_words, match_figures, measured_figures
 from entente.settings.find_model import model_of
-from entente.settings.layers import changed_settings, layered_settings, leaves, settings_of, toml_key
+from entente.settings.layers import changed_settings, layered_settings, settings_of, toml_key
 from entente.telemetry.errors import InputError
+from entente.telemetry.setting_marks import leaves
 from entente.training.fetch_model import name_to_fetch
 from storage.files import durable_write, name_aside, publish_directory
 from storage.json_files import read_object

@@ -4,7 +4,7 @@ resolved tree, from which a resumed run starts."""
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from entente.telemetry.setting_marks import (
     STAYS,
     ChangeRule,
     change_rule,
+    leaves,
     setting_names,
     similar_names,
 )
@@ -241,14 +242,6 @@ def check_steps(settings: RunSettings, done: int) -> None:
 def _in_short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}... ({sha256(text.encode()).hexdigest()[:8]})"
-
-
-def leaves(tree: Mapping[str, Any], prefix: str = "", spell: Callable[[str], str] = str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = prefix + spell(key)
-        flat |= leaves(value, f"{name}.", spell) if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 def toml_key(name: str) -> str:

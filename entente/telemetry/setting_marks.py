@@ -2,7 +2,7 @@
 
 Mark a field as `Annotated[int, MAY_CHANGE]`; this overrides its section's mark. An unmarked field may not change within a run."""
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from difflib import get_close_matches
@@ -114,6 +114,15 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from setting_names(field.annotation, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "", spell: Callable[[str], str] = str) -> dict[str, Any]:
+    """Values by dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = prefix + spell(key)
+        flat |= leaves(value, f"{name}.", spell) if isinstance(value, Mapping) else {name: value}
+    return flat
 
 
 def similar_names(name: str, known: Collection[str]) -> list[str]:
