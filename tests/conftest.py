@@ -294,6 +294,15 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+def overheard(page: Any) -> tuple[list[str], list[str]]:
+    """What a page complains of, and the addresses that it asks for, from now on."""
+    complaints, requests = list[str](), list[str]()
+    for event in ("console", "pageerror", "dialog"):
+        page.on(event, lambda said: complaints.append(getattr(said, "text", str(said))))
+    page.on("request", lambda request: requests.append(request.url))
+    return complaints, requests
+
+
 @pytest.fixture
 def uniform_engine() -> type[UniformEngine]:
     """The class, so that a test may make one that fails."""

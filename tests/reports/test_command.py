@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storage.runs import RunPaths
-from tests.conftest import Entente
+from tests.conftest import Entente, overheard
 
 
 def test_the_page_lies_in_the_run_s_folder_and_pictures_where_they_are_wanted(
@@ -47,12 +47,8 @@ def test_a_browser_shows_every_picture_without_network_or_complaint(
     file = trained[1].root / "report.html"
     if not file.exists():
         assert workplace("report", "--run", "first").returncode == 0
-    requests: list[str] = []
-    complaints: list[str] = []
     page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    complaints, requests = overheard(page)
     page.goto(file.resolve().as_uri(), wait_until="load")
     sizes, contrast = page.evaluate(_SIZES), page.evaluate(_CONTRAST)
     overflow = page.evaluate("document.scrollingElement.scrollWidth")

@@ -20,7 +20,7 @@ from entente.telemetry.errors import DataError, InputError
 from storage.arrow_files import COMPONENTS, metadata_of
 from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import open_phases, open_shard, publish_shard
-from tests.conftest import Entente
+from tests.conftest import Entente, overheard
 from tests.damage import flip
 from tests.reports.conftest import Page
 from tests.shard_rows import read_rows, shard_files
@@ -228,12 +228,8 @@ def test_a_browser_steps_through_a_game_without_network_or_complaint(
     game = replayed("best")
     file = tmp_path / "game.html"
     file.write_text(replay_html(game, Path("runs")))
-    requests: list[str] = []
-    complaints: list[str] = []
     page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900}, reduced_motion="reduce")
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    complaints, requests = overheard(page)
     page.goto(file.resolve().as_uri(), wait_until="load")
     seen = [page.evaluate(_SHOWN)]
     for _ in game.phases[1:]:
@@ -268,10 +264,8 @@ def test_a_browser_shows_thoughts_as_text(browser: Any, stored_run: RunPaths, tm
     (model,) = (stored_run.root.parent / MODEL_FOLDER).glob("tiny-*")
     game, file = read_game(stored_run, "0/1", model), tmp_path / "game.html"
     file.write_text(replay_html(game, Path("runs")))
-    complaints: list[str] = []
     page = browser.new_page(viewport={"width": 390, "height": 900})
-    for event in ("console", "pageerror", "dialog"):
-        page.on(event, lambda said: complaints.append(str(said)))
+    complaints, _ = overheard(page)
     page.goto(file.resolve().as_uri(), wait_until="load")
     seen = []
     for _ in game.phases:

@@ -12,7 +12,7 @@ import pytest
 
 from storage.files import file_lock
 from storage.runs import RunPaths
-from tests.conftest import Entente
+from tests.conftest import Entente, overheard
 from tests.live_games.test_page import LIMIT_MS, end
 from tests.thought_rows import add_thoughts
 
@@ -35,10 +35,8 @@ def opened(entente: Entente, browser: Any, stored_run: RunPaths) -> Callable[...
     @contextmanager
     def at(*words: str, width: int = 1400, scheme: str = "light") -> Iterator[Any]:
         process = entente.start("view", *words, "--runs-root", str(stored_run.root.parent), "--no-browser")
-        page, told, asked = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme), [], []
-        for event in ("console", "pageerror", "dialog"):
-            page.on(event, lambda said: told.append(getattr(said, "text", str(said))))
-        page.on("request", lambda request: asked.append(request.url))
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        told, asked = overheard(page)
         try:
             place = address(process)
             page.goto(place)
