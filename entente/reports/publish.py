@@ -215,12 +215,13 @@ def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
         raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
     aside = name_aside(to)
     aside.mkdir(parents=True)
-    local = {str(path.resolve()).encode() for path in (Path.cwd(), Path.home(), runs_root, to.parent)} - {b"/"}
+    local = {str(path.resolve()) for path in (Path.cwd(), Path.home(), runs_root, to.parent)} - {"/"}
     try:
         yield aside
         for file in filter(Path.is_file, aside.rglob("*")):
             content = file.read_bytes()
-            if named := [path.decode() for path in local if path in content]:
+            # JSON writes what is not ASCII, and quotes, in another way.
+            if named := [path for path in local if path.encode() in content or json.dumps(path)[1:-1].encode() in content]:
                 raise InputError(f"'{file.name}' contains the local path '{named[0]}': remove it from the model's files")
         publish_directory(aside, to)
     finally:

@@ -444,8 +444,9 @@ def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused
         publish_model(source, tmp_path / "models" / "none", models, most_bytes=room_for(0.25, source.base))
 
 
-def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path):
+@pytest.mark.parametrize("folder", ["models", "modèles"])
+def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path, folder: str):
     recipe = models / "_models" / "small" / "recipe.json"
-    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"seen": str(tmp_path / "models")}))
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"seen": str(tmp_path / folder)}))
     with pytest.raises(InputError, match=r"'recipe.json' contains the local path"):
-        publish_model(find_model("small", models), tmp_path / "models" / "one", models)
+        publish_model(find_model("small", models), tmp_path / folder / "one", models)
