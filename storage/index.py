@@ -24,6 +24,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from entente.records.rows import PlayedPhase
 from entente.telemetry.errors import DataError
@@ -129,7 +130,7 @@ class Index:
 
     def refresh(self) -> int:
         """Add new ledgers and shards; returns the number of new decisions."""
-        self._read_ledgers()
+        recorded = self._new_ledgers()  # before the shards, so that each shard that they name is there
         names = shard_names(self._paths) if self._only is None else sorted(self._only)
         new = [name for name in names if name not in self.newest_versions]
         new_rows = 0
@@ -144,17 +145,19 @@ class Index:
                 )
                 self._with(phases, "INSERT INTO phases BY NAME FROM given")
                 new_rows += decisions.num_rows
+        if recorded:
+            rows = pa.concat_tables(recorded.values())
+            if self._oldest is not None:  # as if this index had dropped the others itself: a resumed step counts the same
+                rows = rows.filter(pc.is_in(rows["shard"], pa.array([*self._held], pa.string())))
+            self._with(rows, "INSERT INTO batches BY NAME FROM given")
+            self._steps.update(recorded)
         return new_rows
 
-    def _read_ledgers(self) -> None:
-        """Read the new ledgers that can name a held shard: step s trains on versions below s."""
+    def _new_ledgers(self) -> dict[int, pa.Table]:
+        """The new ledgers that can name a held shard, by step: step s trains on versions below s."""
         first = 0 if self._oldest is None else self._oldest + 1
-        new = [step for step in recorded_steps(self._paths) if step >= first]
-        new = sorted(set(new) - self._steps)
-        recorded = [_recorded(step, read_ledger_file(ledger_path(self._paths, step))) for step in new]
-        if recorded:
-            self._with(pa.concat_tables(recorded), "INSERT INTO batches BY NAME FROM given")
-            self._steps.update(new)
+        new = sorted(step for step in recorded_steps(self._paths) if step >= first and step not in self._steps)
+        return {step: _recorded(step, read_ledger_file(ledger_path(self._paths, step))) for step in new}
 
     def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
         """Verified facts of a shard and its phases; None if it is too old, damaged, or just removed."""

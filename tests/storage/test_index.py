@@ -202,6 +202,8 @@ def test_every_step_chooses_what_it_would_choose_with_every_fact(paths: RunPaths
                 assert seen[name] == counts[name], name
             found, everything = index.eligible(**asked(step)), whole.eligible(**asked(step))
             assert (found.start_groups, found.advantage_groups) == (everything.start_groups, everything.advantage_groups)
+        before, after = (index.connection.sql("FROM batches ORDER BY ALL").fetchall() for index in (kept, late))
+        assert before == after, "a user's SQL counts as many uses after a resume"
         assert kept.select_batch(**asked(step), start_groups=2)[1]["unusable"] <= counts["unusable"]
         assert write_ledger(paths, step, expected, {})
     assert expired > 0
