@@ -60,12 +60,15 @@ def find_version(name: str, runs_root: Path) -> Source:
 
 def find_model(name: str, runs_root: Path) -> Source:
     """What `name` refers to: a model in `runs_root`/_models, a folder, a version ('mine:v20'), or a run's newest version."""
-    made = runs_root / MODEL_FOLDER / name
+    made, run = runs_root / MODEL_FOLDER / name, runs_root / name / "settings.json"
     if ":" in name:
         source = find_version(name, runs_root)
     elif made.is_dir() or Path(name, RECIPE).is_file():
+        if "/" not in name and run.exists():
+            folder = made if made.is_dir() else f"./{name}"
+            raise InputError(f"'{name}' is a model and a run: give '{folder}' for the model, or '{name}:newest' for the run")
         source = Source(base=resolve_model(made if made.is_dir() else name))
-    elif (runs_root / name / "settings.json").exists():
+    elif run.exists():
         source = find_version(f"{name}:newest", runs_root)
     else:
         raise InputError(f"there is no model '{name}' in '{runs_root / MODEL_FOLDER}' and no run of that name: name one")

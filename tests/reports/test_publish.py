@@ -283,6 +283,14 @@ def models(tmp_path: Path, model: Path) -> Path:
     return tmp_path / "runs"
 
 
+def test_a_name_of_a_model_and_of_a_run_is_refused(tmp_path: Path):
+    for file in (tmp_path / "_models" / "one" / "recipe.json", tmp_path / "one" / "settings.json"):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    with pytest.raises(InputError, match=r"'one' is a model and a run: give '.*_models/one' .* or 'one:newest' for the run"):
+        find_model("one", tmp_path)
+
+
 def room_for(share: float, base: Path) -> int:
     """Bytes of a folder that has room for this share of the weights."""
     rest = sum(file.stat().st_size for file in base.glob("tokenizer*.json"))
