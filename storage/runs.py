@@ -13,6 +13,8 @@ CACHE_FOLDER, MODEL_FOLDER, MATCH_FOLDER, GAMES_FOLDER = "_state_cache", "_model
 """Folders beside the runs: state caches, generated models, matches without a version of a run, and games in the browser."""
 LATEST = "latest"
 """Means the run that last started or wrote metrics. No run has this name."""
+_TAKEN = {LATEST: "the run that wrote last", "newest": "the run that trained last, and the newest refresh of a state cache"}
+"""Names with a meaning of their own, which no new run takes."""
 _MAX_NAME = 100  # longer file names that contain it stay within the 255 bytes of common file systems
 _URL = re.compile(r"[a-z][a-z0-9+.-]*:/")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -100,9 +102,9 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_run_name(name: str) -> str:
-    """Return `name` if a run can have it; raises InputError if it cannot name a folder, or is 'latest'."""
-    if name == LATEST:
-        raise InputError(f"a run cannot be named '{LATEST}', which selects the run that wrote last: choose another name")
+    """Return `name` if a run can have it; raises InputError if it cannot name a folder, or selects another run."""
+    if name in _TAKEN:
+        raise InputError(f"a run cannot be named '{name}', which selects {_TAKEN[name]}: choose another name")
     return check_name(name, "run")
 
 

@@ -14,6 +14,7 @@ from entente.settings.check_settings import check_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
 from flows.open_run import with_run_name
+from state_cache.settings import NEWEST
 from storage.runs import RunPaths, check_run_name, resolve_run
 from tests.command import Entente
 
@@ -119,9 +120,10 @@ def test_latest_is_the_run_that_wrote_last_and_other_names_are_themselves(severa
         resolve_run(several, "latest")
 
 
-def test_no_run_can_be_named_latest(several: Path):
-    with pytest.raises(InputError, match="cannot be named 'latest'"):
-        check_settings(RunSettings(run="latest"))
+@pytest.mark.parametrize("name", ["latest", NEWEST])
+def test_no_run_can_have_a_name_that_selects_another(name: str):
+    with pytest.raises(InputError, match=f"cannot be named '{name}', which selects the run that"):
+        check_settings(RunSettings(run=name))
 
 
 def test_nothing_is_removed_of_the_latest_run(several: Path, entente: Entente):
