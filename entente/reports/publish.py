@@ -6,6 +6,7 @@ published atomically by a rename, and contains no local paths.
 """
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,7 +203,9 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
     recipe |= {"files": hashes}
     durable_write(folder / RECIPE, json.dumps(recipe, indent=1).encode())
     loader = FileSystemLoader(Path(reports.__file__).parent)
-    card = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).get_template(template)
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["shell"] = shlex.quote
+    card = environment.get_template(template)
     matches = [match_figures(match, known_as, name) for match, known_as in figures["matches"]]
     scores = {kind: [in_words(score) for score in figures[kind]] for kind in ("scores", "base_scores")}
     made = dict(recipe.get("settings", {}))

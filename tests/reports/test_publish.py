@@ -5,6 +5,7 @@ import getpass
 import hashlib
 import json
 import re
+import shlex
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -281,6 +282,21 @@ def models(tmp_path: Path, model: Path) -> Path:
     """A folder of runs that holds the small model under the name 'small'."""
     shutil.copytree(model, tmp_path / "runs" / "_models" / "small")
     return tmp_path / "runs"
+
+
+def test_commands_of_a_card_can_be_typed_for_a_folder_with_a_space(tmp_path: Path):
+    base = {"name": "base", "from_hub": False, "fetched": "", "identity": ""}
+    lora = {"r": 1, "lora_alpha": 1, "target_modules": []}
+    training = {"run": "one", "version": 1, "preset": "laptop", "settings": {}}
+    recipe = {"parameters": 1, "weights": "", "base": base, "adapter_hash": "", "lora": lora, "training": training, "prompts": {}}
+    words = set()
+    for card in ("adapter", "model"):
+        about = dict.fromkeys(("merged", "has_curve"), False) | {"rank": 1}
+        figures: dict[str, Any] = dict.fromkeys(("matches", "scores", "base_scores"), ())
+        publishing._finish(tmp_path, "my own", {"settings": {}, **recipe}, f"{card}_card.md.jinja", figures, **about)
+        blocks = re.findall(r"```sh\n(.*?)```", (tmp_path / "README.md").read_text(), re.DOTALL)
+        words |= {word for block in blocks for word in shlex.split(block) if "own" in word}
+    assert words == {"./my own,dumbbot", "./my own", "my own=.", "my own,dumbbot", "my own+search,dumbbot", "my own"}
 
 
 def test_a_name_of_a_model_and_of_a_run_is_refused(tmp_path: Path):
