@@ -23,7 +23,7 @@ from uuid import UUID
 import psutil
 from cyclopts import Parameter, validators
 
-from entente.prefect_server.automations import apply, limit_queue, server_client
+from entente.prefect_server.automations import apply, limit_queue, read_all, server_client
 from entente.prefect_server.database import check_database
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.prefect_server.own_server import check_client, check_home, last_words, wait_until_up, who_answers
@@ -98,7 +98,7 @@ def up(
         os.environ[_API] = f"{address}/api"
         moved = any(each.what == "server" and each.process() for each in _started())
         with server_client() as client:
-            there = client.read_deployments()
+            there = read_all(client.read_deployments)
             check_folder(address, [each["entrypoint"] for each in described], there, moved=moved)
             for each in pools:
                 _pool(client, each)
@@ -109,8 +109,8 @@ def up(
                 _say("limit", "one run at a time that uses the whole machine")
             for line in apply(client) or ["all are there"]:
                 _say("automations", line)
-            flows = {flow.id: flow.name for flow in client.read_flows()}
-            deployed = client.read_deployments()
+            flows = {flow.id: flow.name for flow in read_all(client.read_flows)}
+            deployed = read_all(client.read_deployments)
             names = {(each.entrypoint, each.name): f"{flows[each.flow_id]}/{each.name}" for each in deployed}
             _say("deployments", ", ".join(sorted(names.values())))
             _worker(client, pool)
@@ -226,7 +226,7 @@ def _deployments_in_file() -> list[dict[str, Any]]:
 
 
 def _pool(client: "SyncPrefectClient", name: str) -> None:
-    if any(pool.name == name for pool in client.read_work_pools()):
+    if any(pool.name == name for pool in read_all(client.read_work_pools)):
         _say("work pool", f"{name} is there")
         return
     _prefect("work-pool", "create", name, "--type", "process")

@@ -8,9 +8,9 @@ run's files and decides. An automation that a user switched off stays off.
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from entente.prefect_server.own_server import check_address, prefect_client
 from entente.telemetry.errors import InputError
@@ -18,6 +18,7 @@ from entente.telemetry.errors import InputError
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+_T = TypeVar("_T")
 WHOLE_MACHINE = "whole-machine"
 """Work queue of prefect.yaml for runs that use all cores; one run at a time."""
 SILENT_S = 120
@@ -33,17 +34,25 @@ ANSWERS_WITHIN_S, TRIES_AGAIN = 30.0, 3
 """Time limit of a request in seconds, and number of retries: on a busy machine SQLite may be locked for many seconds."""
 
 
+def read_all(read: Callable[..., list[_T]], **how: Any) -> list[_T]:
+    """All that `read` lists, page by page: a server lists 200 at a time, and a shared one may have more."""
+    found = list[_T]()
+    while page := read(offset=len(found), **how):
+        found += page
+    return found
+
+
 def apply(client: "SyncPrefectClient") -> list[str]:
     """Create and update the server's automations. Returns a line for each that changed."""
     from prefect.events.schemas.automations import AutomationCore
 
-    deployments = {each.entrypoint: each.id for each in client.read_deployments()}
+    deployments = {each.entrypoint: each.id for each in read_all(client.read_deployments)}
     recovery = deployments.get("flows/recover_training.py:recover_training")
     wanted = [crash_silent_runs()]
     if recovery:
         wanted.append(recover_lost_runs(str(recovery)))
     wanted += pass_on_alerts(_notification_block(client))
-    there = {each.name: each for each in client.read_automations()}
+    there = {each.name: each for each in read_all(client.read_automations)}
     lines = []
     for each in map(AutomationCore.model_validate, wanted):
         old = there.get(each.name)
@@ -177,7 +186,7 @@ def _automation(name: str, description: str, trigger: Mapping[str, Any], actions
 
 
 def _notification_block(client: "SyncPrefectClient") -> str | None:
-    blocks = client.read_block_documents(include_secrets=False)
+    blocks = read_all(client.read_block_documents, include_secrets=False)
     return next((str(each.id) for each in blocks if each.name == NOTIFIED), None)
 
 

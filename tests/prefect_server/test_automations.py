@@ -29,14 +29,14 @@ RECOVERY = SimpleNamespace(entrypoint="flows/recover_training.py:recover_trainin
 
 
 class Server:
-    """Prefect's client as far as it is asked: what is there, and what was made or changed."""
+    """Prefect's client as far as it is asked: what is there, two at a time, and what was made or changed."""
 
     def __init__(self, **there: list[Any]) -> None:
         self.there, self.made, self.changed = there, list[AutomationCore](), list[tuple[Any, Any]]()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("read_"):
-            return lambda **_: self.there.get(name.removeprefix("read_"), [])
+            return lambda offset=0, **_: self.there.get(name.removeprefix("read_"), [])[offset : offset + 2]
         raise AttributeError(name)
 
     def create_automation(self, automation: AutomationCore) -> None:
