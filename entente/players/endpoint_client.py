@@ -29,6 +29,8 @@ LONGEST_PAUSE_S = 60.0
 LOST_AFTER = 5
 """Consecutive requests that failed with all their retries, after which the endpoint counts as lost."""
 _THOUGHT_END = "</think>"
+_BROKEN_OFF = ("abort", "error", "network_error", "insufficient_system_resource")
+"""Reasons for which servers end an answer halfway, with status 200: vLLM and SGLang, OpenRouter, Z.ai, DeepSeek."""
 _BYTES_PER_TOKEN = 3
 """For an estimate where an endpoint does not report its tokens; it rather overestimates."""
 
@@ -180,15 +182,18 @@ def _read(body: bytes, messages: Sequence[Mapping[str, str]], most_tokens: int) 
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         if not isinstance(content, str | None):
             raise TypeError(type(content).__name__)
+        reason = choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _Fault(f"its response is not a chat completion: {_short(body[:200].decode(errors='replace'))}") from error
+    if reason in _BROKEN_OFF:
+        raise _Fault(f"it broke off its answer ({reason})")
     usage = completion.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     if not (type(tokens) is int and 0 < tokens <= most_tokens):
         tokens = _tokens_of(messages) + len((content or "").encode(errors="replace")) // _BYTES_PER_TOKEN
     text = (content or "").encode(errors="replace").decode()  # half a character cannot be stored
     kept = text if len(text) <= MAX_TEXT else _end_of(text)
-    return Reply(text=kept, cut_off=choice.get("finish_reason") == "length", tokens=tokens)
+    return Reply(text=kept, cut_off=reason == "length", tokens=tokens)
 
 
 def _end_of(text: str) -> str:

@@ -58,6 +58,10 @@ def refuses(status: int, message: str, **headers: str) -> Behaviour:
     return lambda handler, body: handler.answer({"error": {"message": message}}, status, **headers)
 
 
+def breaks_off(reason: str) -> Behaviour:
+    return lambda handler, body: handler.answer(completion("A PAR - BUR\nA MAR", reason))
+
+
 def test_a_request_has_the_form_of_the_api_and_its_tokens_are_counted():
     with EndpointServer(lambda handler, body: handler.answer(completion("A PAR H", total_tokens=12))) as server:
         assert asked(server.player) == [Reply(text="A PAR H", tokens=12)]
@@ -95,8 +99,8 @@ def test_tokens_that_nobody_can_believe_are_estimated(tokens):
 
 @pytest.mark.parametrize(
     "fault",
-    [half_json, endless, hangs_up, slow, deep, refuses(429, "slower")],
-    ids=["half JSON", "endless", "hangs up", "slow", "deep", "429"],
+    [half_json, endless, hangs_up, slow, deep, refuses(429, "slower"), *map(breaks_off, ("abort", "error"))],
+    ids=["half JSON", "endless", "hangs up", "slow", "deep", "429", "abort", "error"],
 )
 def test_a_fault_is_tried_again(fault: Behaviour):
     with EndpointServer(in_turn(fault, chats)) as server:
