@@ -55,7 +55,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         if settings is None:
             raise InputError("games from held-out positions need a run with such positions: name it with --run")
         held_out = (await prepare_cache(settings.model_copy(update={"runs_root": runs_root}))).held_out
-    label = match_label(match, everybody)
+    label = match_label(match, everybody, held_out)
     done = read_games(folder, label)
     plans = plan_match(match, rounds_for(match.games or DEFAULT_GAMES), held_out)
     for key in [key for key in done if key not in {plan.key for plan in plans}]:

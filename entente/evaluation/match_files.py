@@ -4,9 +4,9 @@
     <label>.json              the result
     <label>.answers.jsonl     answers of endpoints
 
-The label identifies players, opponents, start, years, seed, the token limit of endpoints and the code that plays, but not the
-number of games: a request for more games continues the match, unless the program plays differently now. An interruption loses
-only the games in progress.
+The label identifies players, opponents, start with its positions, years, seed, the token limit of endpoints and the code that
+plays, but not the number of games: a request for more games continues the match, unless the program plays differently now. An
+interruption loses only the games in progress.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from entente.evaluation.contestants import Contestant
 from entente.evaluation.match_table import MatchTable
 from entente.evaluation.matches import GameResult
 from entente.evaluation.settings import MatchSettings
+from entente.game.snapshot import Snapshot
 from entente.telemetry.errors import DataError
 from storage.control import code_of_play
 from storage.files import durable_write, make_directory
@@ -43,12 +44,15 @@ _RECORD, _GAME = TypeAdapter(MatchRecord), TypeAdapter(GameResult)
 _NOT_IN_LABEL = {"protocol", "games", "measure", "concurrency", "endpoint"}
 
 
-def match_label(settings: MatchSettings, players: Sequence[Contestant]) -> str:
-    """The label of a match; equal for equal settings, players (with the hashes of their weights and of their form) and code."""
+def match_label(settings: MatchSettings, players: Sequence[Contestant], held_out: Sequence[Snapshot] = ()) -> str:
+    """The label of a match; equal for equal settings, players (with the hashes of their weights and of their form), held-out
+    positions to start from, and code."""
     searches = any(player.searches_by(settings) for player in players)
     question = settings.model_dump(mode="json", exclude=_NOT_IN_LABEL | (set() if searches else {"search"}))
     if any(player.is_endpoint for player in players):  # the token budget limits how much is played, and not how
         question["answer_tokens"] = settings.endpoint.answer_tokens
+    if held_out:  # a state cache that was lost and built again may hold others
+        question["positions"] = [(start.game_id, start.position) for start in held_out]
     who = [
         (player.name, player.run, player.version, player.adapter_hash, *filter(None, (player.weights_hash, player.form)))
         for player in players

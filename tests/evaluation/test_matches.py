@@ -189,6 +189,12 @@ def test_the_label_is_of_the_question_and_not_of_how_much_is_played():
     assert match_label(MIXED, [old]) != match_label(MIXED.model_copy(update={"seed": 1}), [old])
 
 
+def test_games_from_other_held_out_positions_are_another_match(positions):
+    """A state cache that was lost may be built again with others; a longer match would mix them under the same keys."""
+    settings, whole = MIXED.model_copy(update={"start": "held-out"}), list(positions)
+    assert match_label(settings, [], whole) == match_label(settings, [], list(whole)) != match_label(settings, [], whole[1:])
+
+
 def test_a_run_that_was_made_again_from_another_base_or_with_other_prompts_plays_another_match(tmp_path: Path):
     paths, labels, fingerprints = RunPaths(tmp_path / "a").create(), set[str](), set[str]()
     for base, own_line in [("x", "last"), ("y", "last"), ("y", "in_place")]:
