@@ -6,6 +6,7 @@ from typing import Any
 from prefect import flow
 
 from entente.evaluation.contestants import resolve_contestant, resolve_version
+from entente.evaluation.score_files import read_scores
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
 from entente.evaluation.strength import POLICY
 from entente.settings.layers import settings_of
@@ -56,6 +57,7 @@ async def evaluate_policy(
     version = resolve_version(paths, run, version)
     player = resolve_contestant(f"v{version}", run, runs_root)
     held_out = (await prepare_cache(settings)).held_out
+    scored = {gain.snapshot_id for record in read_scores(paths).values() for gain in record.score.gains}
     scores = {}
     async with open_players([player], runs_root, play) as opened:
         for opponents in evaluation.opponents:
@@ -70,6 +72,9 @@ async def evaluate_policy(
                 play.temperature,
             )
     sentences = [f"policy version {version} against {name}: {score.describe()}" for name, score in scores.items()]
+    if scored - {snapshot.snapshot_id for snapshot in held_out}:
+        # As after its state cache was lost, and built again by another release.
+        sentences.append("the run's own scores are from other held-out positions than these: do not compare them")
     played = f"{version}{play.how() and ', ' + play.how()}"
     await show_sentences(f"score-{run}-v{played}", f"{run}: strength of policy version {played}", lambda: sentences)
     return {

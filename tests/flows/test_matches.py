@@ -2,15 +2,24 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
+from entente.evaluation.strength import Gain, Score
+from entente.game.snapshot import Snapshot
+from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from flows.evaluate_policy import evaluate_policy
 from flows.play_match import play_match_of
+from state_cache.store import StateCache
 
 PUBLISHED = Path(__file__).parents[2] / "models" / "whole-192"
 MATCH = MatchSettings(players=("mover", "random"))
@@ -38,6 +47,31 @@ def test_a_match_refuses_settings_of_a_score_but_those_that_prefect_s_form_fills
     for unchanged in ({}, filled_in):
         asyncio.run(evaluate_policy.fn("", match=MATCH, **unchanged))
     assert played == [MATCH] * 2
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["same", "built again"])
+def test_a_score_from_other_positions_than_the_run_s_own_scores_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: list[Snapshot], is_lost: bool
+):
+    settings = layered_settings("laptop", (), {"runs_root": tmp_path, "run": "mine"})
+    settings.paths.create().settings.write_text(settings.model_dump_json())
+    held_out = tuple(positions)
+    gain = Gain(snapshot_id=held_out[0].snapshot_id, game_id="", power="FRANCE", centres=1.0)
+    score = Score(mean=1.0, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0, gains=(gain,))
+    asked = EvaluationSettings(positions=1, opponents=("random",))
+    base = ScoreRecord(label="base", player="policy", opponents="random", policy_version=0, settings=asked, score=score)
+    write_score(settings.paths, base)
+
+    @asynccontextmanager
+    async def opened(*_: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(host=None, deciders={"v0": None})
+
+    found = StateCache(path=tmp_path, settings=settings.cache, train=(), held_out=held_out[is_lost:])
+    monkeypatch.setattr("flows.evaluate_policy.open_players", opened)
+    for name, value in {"prepare_cache": found, "evaluate_player": score, "show_sentences": None}.items():
+        monkeypatch.setattr(f"flows.evaluate_policy.{name}", AsyncMock(return_value=value))
+    notes = asyncio.run(evaluate_policy.fn("mine", 0, tmp_path, asked))["notes"]
+    assert any("from other held-out positions" in note for note in notes) == is_lost, notes
 
 
 def test_the_command_line_s_play_is_that_of_the_match(entente, played: list[MatchSettings], monkeypatch: pytest.MonkeyPatch):
