@@ -7,18 +7,20 @@ mentioned, those below a heading such as "rejected" as rejected. Takes time line
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.players.order_grammar import Match, OrderGrammar
 from entente.players.order_words import Lexeme, Token, lines_of
 
 _REJECTING = re.compile(
-    r"ALTERNATIVE(LY|S)?|AVOID(ING)?|BAD|CANDIDATES?|CONSIDER(ED|ING)?|COULD|DISCARD(ED|ING)?|EXAMPLES?|EXPECT(ED|ING)?|FUTURE|IDEAS?"
-    r"|IF|ILLEGAL|INSTEAD|INVALID|LATER|MIGHT|NEVER|NEXT|NOT|.*N'T|OPTIONS?|OTHER|OVER|PREDICT.*|PREVIOUS(LY)?|RATHER|REJECT(ED|ING|S)?"
-    r"|RISKY|RULED|THOUGHTS?|TEMPTING|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
+    r"ALTERNATIVE(LY|S)?|AVOID(ING)?|BACKUPS?|BAD|CANDIDATES?|CONDITIONAL(LY)?|CONSIDER(ED|ING)?|CONTINGEN(T|CY|CIES)|COULD"
+    r"|DISCARD(ED|ING)?|DISMISS(ED|ING)?|EXAMPLES?|EXPECT(ED|ING)?|FALLBACKS?|FUTURE|HYPOTHETICAL(LY)?|IDEAS?|IF|ILLEGAL|INSTEAD"
+    r"|INVALID|LATER|MIGHT|NEVER|NEXT|NOT|.*N'T|OPTIONS?|OTHER|OTHERWISE|OVER|PREDICT.*|PREVIOUS(LY)?|RATHER|REJECT(ED|ING|S)?|RISKY"
+    r"|RULED|THOUGHTS?|TEMPTING|UNUSED|WITHOUT|WOULD|WRONG|ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING"
 )
 _REASON = re.compile(r"ANALYSIS|EXPLANATION|RATIONALE|REASON(S|ING)?|THINKING|THOUGHTS?")
-_REFUSING = re.compile(r"AVOID(ING)?|DISCARD(ED|ING)?|ILLEGAL|INVALID|NEVER|REJECT(ED|ING|S)?|RULED|WRONG")
+_REFUSING = re.compile(r"AVOID(ING)?|DISCARD(ED|ING)?|DISMISS(ED|ING)?|ILLEGAL|INVALID|NEVER|REJECT(ED|ING|S)?|RULED|WRONG")
 _GIVING = re.compile(r"AFTER|ANSWER|BEST|BETTER|CHOICE|CHOOSE|CHOSEN|DECI(DED|SION)|FINAL(LY)?|HENCE|SO|SUBMIT.*|THEREFORE|THUS")
 _DOUBT = frozenset({"?", "COULD", "MAY", "MIGHT", "WAS", "WOULD"})
 """Words directly after an order that is only mentioned."""
@@ -162,7 +164,8 @@ def _clause_end(line: Sequence[Lexeme], start: int, follows: bool) -> int:
 def _rejects(tokens: Sequence[Lexeme]) -> int:
     """0: not at all; 1: maybe, as "Next" or "If Italy waits"; 2: certainly."""
     words = [token.text for token in tokens]
-    if any(map(_GIVING.fullmatch, words)) or not any(map(_REJECTING.fullmatch, words)):
+    gives = any(_GIVING.fullmatch(word) and before != "NOT" for before, word in pairwise(("", *words)))
+    if gives or not (any(map(_REJECTING.fullmatch, words)) or ("PLAN", "B") in pairwise(words)):
         return 0
     return 2 if any(map(_REFUSING.fullmatch, words)) else 1
 

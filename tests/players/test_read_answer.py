@@ -279,6 +279,18 @@ def test_a_rejected_order_takes_no_place_of_a_missing_or_illegal_order_or_a_buil
 
 
 @pytest.mark.parametrize(
+    "heading",
+    [
+        *("Backup plan", "Fallback orders", "Contingency", "Otherwise", "Plan B", "Hypothetical", "Conditional", "Unused"),
+        *("Dismissed", "Not chosen", "What I did not choose"),
+    ],
+)
+def test_a_set_below_a_heading_that_keeps_it_in_reserve_is_no_answer(heading: str):
+    assert read_answer(f"My orders:\n{LINES}\n\n{heading}:\n{REJECTED}", LEGAL)[0] == list(MOVES)
+    assert sorted(read_answer(f"{heading}:\n{REJECTED}", LEGAL)[0]) == sorted(REJECTED.split("\n")), "nothing else is there"
+
+
+@pytest.mark.parametrize(
     "heading", ["Alternative: the north", "Rejected: it leaves Burgundy open", "Option 2 (risky): the north"]
 )
 def test_a_label_with_a_remark_rejects_the_orders_below_it(heading: str):
