@@ -119,7 +119,7 @@ def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | No
     async def run(opened: "OpenPlayers") -> None:
         engine, tokens, number = opened.served[policy.name]
         served = ServedPolicy(
-            name=policy.name,
+            name=policy.name.removeprefix("./"),
             fingerprint=policy.fingerprint,
             host=opened.host,
             engine=engine,
@@ -130,7 +130,7 @@ def _serve_orders(policy: "Contestant", listener: "socket.socket", key: str | No
         own_names = [f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")] if host in LOOPBACK else []
         server = make_server(orders_app(samples, key, own_names), drain_s=_DRAIN_S)
         samples.on_failure = lambda: setattr(server, "should_exit", True)
-        ready = f"serving {policy.name} on http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        ready = f"serving {served.name} on http://{f'[{host}]' if ':' in host else host}:{port}/v1"
         with freeze_old_objects():
             await serve(server, listener, on_ready=lambda: print(ready, flush=True))
         if samples.failure is not None:

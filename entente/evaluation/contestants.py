@@ -159,7 +159,7 @@ def _model(name: str, runs_root: Path) -> Contestant:
     if is_adapter(Path(name)):
         adapter = open_adapter(Path(name), runs_root)
         return Contestant(
-            name=Path(name).as_posix(),
+            name=_folder_name(name),
             version=adapter.policy.version,
             adapter_hash=adapter.policy.adapter_hash,
             adapter=adapter.policy.adapter,
@@ -171,11 +171,17 @@ def _model(name: str, runs_root: Path) -> Contestant:
     if (prompts := recipe_prompts(folder)) is None:
         raise InputError(f"model '{name}' has no recipe.json with prompt settings: name a model that was made here")
     return Contestant(
-        name=Path(name).as_posix(),
+        name=_folder_name(name),
         model=folder,
         weights_hash=weights_hash(folder, hashes_file(runs_root)),
         form=_form(folder, prompts, runs_root),
     )
+
+
+def _folder_name(name: str) -> str:
+    """With a slash, which tells a folder such as './dumbbot' or './v20' from the player of that name."""
+    plain = Path(name).as_posix()
+    return plain if "/" in plain else f"./{plain}"
 
 
 def _form(base: Path, prompts: PromptSettings | None, runs_root: Path) -> str:

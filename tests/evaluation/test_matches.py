@@ -292,6 +292,14 @@ def test_players_that_cannot_play_are_refused(names: list[str], complaint: str, 
         resolve_contestants(names, "mine", tmp_path)
 
 
+def test_a_folder_is_not_taken_for_the_scripted_player_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(Path(__file__).parents[2] / "models" / "whole-192", tmp_path / "dumbbot")
+    monkeypatch.chdir(tmp_path)
+    players = resolve_contestants(("./dumbbot/", "dumbbot"), "", tmp_path)
+    assert [(player.name, player.is_policy) for player in players] == [("./dumbbot", True), ("dumbbot", False)]
+    assert resolve_contestants([player.name for player in players], "", tmp_path) == players, "a stored name is found again"
+
+
 @pytest.mark.parametrize(
     ("players", "enough", "complaint"),
     [
