@@ -15,12 +15,13 @@ import pyarrow as pa
 from entente.game.board import Board
 from entente.game.snapshot import make_snapshot
 from entente.telemetry.errors import DataError, InputError
-from entente.training.imitation.teacher_games import RECORDED
-from storage.arrow_files import PHASE_SCHEMA, map_arrow
+from entente.training.imitation.teacher_games import READ, RECORDED
+from storage.arrow_files import PHASE_SCHEMA, map_arrow, metadata_of
 from storage.files import names_in
 
 HELD_OUT_EVERY = 20
-"""One game in this many, from the first on, so that more games do not move a game to the other part."""
+"""One game in this many, from the first on, so that more games do not move a game to the other part; of recorded games by what
+was played, which the order of the files does not change."""
 
 
 class Positions:
@@ -39,8 +40,10 @@ class Positions:
         numbers = np.concatenate([np.zeros(0, np.int64), *(column.to_numpy() for column in columns)])
         used = np.arange(len(numbers)) >= self.first_label
         used |= numbers < games if games is not None else True
-        self.training = np.flatnonzero(used & (numbers % HELD_OUT_EVERY != 0))
-        self.held_out = np.flatnonzero(used & (numbers % HELD_OUT_EVERY == 0))
+        held_out = numbers % HELD_OUT_EVERY == 0
+        if played and all(READ in metadata_of(table) for table in played):
+            held_out[: self.first_label] = np.isin(numbers[: self.first_label], _recorded_held_out(played))
+        self.training, self.held_out = np.flatnonzero(used & ~held_out), np.flatnonzero(used & held_out)
         for part in (self.training, self.held_out):
             if not len(part) or (labelled and part[-1] < self.first_label):
                 raise InputError(
@@ -73,6 +76,17 @@ class Positions:
 
     def _permuted(self, seed: int, epoch: int) -> np.ndarray:
         return np.random.default_rng((seed, epoch)).permutation(self.training)
+
+
+def _recorded_held_out(shards: Sequence[pa.Table]) -> list[int]:
+    """Numbers of the held-out recorded games; of few games at least one, and not all."""
+    digests = {
+        table["start_group"][0].as_py() + place: int(digest, 16)
+        for table in shards
+        for place, digest in enumerate(json.loads(metadata_of(table)[READ])["seen"])
+    }
+    numbers = [number for number, digest in digests.items() if digest % HELD_OUT_EVERY == 0]
+    return numbers if 0 < len(numbers) < len(digests) else [min(digests, key=digests.__getitem__)]
 
 
 def _map_shard(path: Path) -> pa.Table:

@@ -37,8 +37,9 @@ GAMES_A_SHARD = 8
 MOST_REFUSED = 0.1
 """Largest share of rejected games. Archives hold a few odd games in a thousand; more means the wrong archive."""
 _TWICE = "it occurs twice"
-_READ = "read"
-_RECIPE_VERSION, _IMPORT_VERSION = 3, 4
+READ = "games read"
+"""Metadata of a recorded shard: among others `seen`, the digest of each game -> where it was read."""
+_RECIPE_VERSION, _IMPORT_VERSION = 3, 5
 
 TeacherGame = Iterator[tuple[Board, Mapping[str, Sequence[str]]]]
 """The board before each phase, and the orders. The board advances between two items."""
@@ -202,7 +203,7 @@ class _Reading:
         self._written: dict[str, int] = {}
         for first in range(0, len(names_in(folder)) * GAMES_A_SHARD, GAMES_A_SHARD):
             try:
-                stored = json.loads(read_metadata(_shard_path(folder, first))[_READ])
+                stored = json.loads(read_metadata(_shard_path(folder, first))[READ])
             except DataError as error:
                 reporter().say(f"{error} Reading the recorded games again from the first.")
                 shutil.rmtree(folder)
@@ -217,7 +218,7 @@ class _Reading:
         new = {reason: each[self._written.get(reason, 0) :] for reason, each in self.refused.items()}
         seen = dict(islice(self.seen.items(), self.games, None))
         read = json.dumps({"values": self.values, "seen": seen, "refused": new})
-        _publish(self.folder, self.games, games, "recorded games", {_READ: read})
+        _publish(self.folder, self.games, games, "recorded games", {READ: read})
         self.games += len(games)
         self._mark()
 

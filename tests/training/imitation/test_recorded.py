@@ -304,6 +304,19 @@ def test_games_that_are_given_twice_are_left_out_however_many(
     assert make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet) != both and said
 
 
+def test_the_order_of_the_files_does_not_change_which_games_are_held_out(tmp_path: Path, others: list[Any], said: list[str]):
+    files = tmp_path / "one", tmp_path / "two"
+    files[0].write_text(json.dumps(others[:4]))
+    files[1].write_text(json.dumps(others[4:]))
+
+    def held_out(given: tuple[Path, ...]) -> set[str]:
+        positions = Positions(make_games(tmp_path / "games", ImitationSettings(recorded=given), 1, quiet))
+        assert len(positions.training) + len(positions.held_out) == len(others) and len(positions.training)
+        return {json.dumps(positions.board(number)[1]) for number in positions.held_out}
+
+    assert held_out(files) == held_out(files[::-1]) != set()
+
+
 FORMS: dict[str, Callable[[list[Any]], str]] = {
     "one a line": lambda games: "".join(json.dumps(game) + "\n" for game in games),
     "empty lines": lambda games: "\n\n".join(json.dumps(game) for game in games),
