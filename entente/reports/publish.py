@@ -178,8 +178,10 @@ def _training(source: Source) -> dict[str, Any]:
     prompts = {"prompts": source.settings.prompts.model_dump(mode="json")}
     if not source.version.version:
         return prompts
-    changed = changed_settings(layered_settings(_PRESET), source.settings)
-    settings = {name: after for name, (_, after) in changed.items()}
+    preset = layered_settings(_PRESET)
+    settings = {name: after for name, (_, after) in changed_settings(preset, source.settings).items()}
+    if (depth := source.settings.pipeline.buffer_depth) != preset.pipeline.buffer_depth:  # a resumed run may change it
+        settings["pipeline.buffer_depth"] = depth  # how old the rows of a step are
     if any(name.startswith("storage.reward_weights.") for name in settings):  # a file replaces the preset's weights as a whole
         weights = source.settings.storage.reward_weights
         settings |= leaves({"storage": {"reward_weights": weights}}, spell=toml_key)

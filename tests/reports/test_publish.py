@@ -421,13 +421,16 @@ def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: 
     blend = {"reward_weights": {"centres_gained": 1.0, "final_centres_gained": 0.5}}  # the preset has the first too
     storage = source.settings.storage.model_copy(update=blend)
     rollouts = source.settings.rollouts.model_copy(update={"horizon_schedule": "1:2,9:3"})  # its version 1 knew no three years
-    source = replace(source, settings=source.settings.model_copy(update={"storage": storage, "rollouts": rollouts}))
+    pipeline = source.settings.pipeline.model_copy(update={"buffer_depth": 0})
+    changes = {"storage": storage, "rollouts": rollouts, "pipeline": pipeline}
+    source = replace(source, settings=source.settings.model_copy(update=changes))
     card = (export_adapter(source, tmp_path / "two", stored_run.root.parent) / "README.md").read_text()
     (tmp_path / "trained.toml").write_text(*re.findall(r"```toml\n(.*?)```", card, re.DOTALL))
     assert source.settings is not None
     few = {"evaluation": source.settings.evaluation.model_dump()}  # which changes neither rows nor weights
     schedule = {"rollouts.horizon_schedule": ["1:2,9:3", "1:2"]}
-    assert changed_settings(source.settings, layered_settings("laptop", [tmp_path / "trained.toml"], few)) == schedule
+    again = layered_settings("laptop", [tmp_path / "trained.toml"], few)
+    assert changed_settings(source.settings, again) == schedule and again.pipeline.buffer_depth == 0
 
 
 TAUGHT = {"labels": ["/far/away/round-1"], "games": 0, "recorded": [], "begin_with": "/far/away/models/one"}
