@@ -138,10 +138,10 @@ def publish_model(
         _copy_tokenizer(source.base, folder)
         if source.version is None and (source.base / CURVE).is_file():
             _copy(source.base, CURVE, folder)
-        taken = sum(file.stat().st_size for file in folder.iterdir())
+        base = _base_recipe(source.base)  # of a long imitation, with a curve of hundreds of points
+        taken = sum(file.stat().st_size for file in folder.iterdir()) + len(json.dumps(base, indent=1))
         dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_BYTES - taken)
         _write_config(source.base, folder, {"dtype": dtype})
-        base = _base_recipe(source.base)
         recipe = {"parameters": _parameters(folder)} | base | _training(source) | {"weights": dtype}
         if "training" in base and recipe["training"] != base["training"]:  # the base is a version of an earlier run
             recipe["earlier"] = [*base.get("earlier", ()), base["training"]]

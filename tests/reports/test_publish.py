@@ -471,6 +471,14 @@ def test_a_model_too_large_is_rounded_and_one_that_is_still_too_large_is_refused
         publish_model(source, tmp_path / "models" / "none", models, most_bytes=room_for(0.25, source.base))
 
 
+def test_a_long_recipe_counts_for_the_size_of_the_folder(models: Path, tmp_path: Path):
+    source = find_model("small", models)
+    recipe, most = source.base / "recipe.json", room_for(1, source.base)
+    recipe.write_text(json.dumps(json.loads(recipe.read_text()) | {"loss": [0.125] * 4000}))
+    to = publish_model(source, tmp_path / "models" / "one", models, most_bytes=most)
+    assert sum(file.stat().st_size for file in to.iterdir()) <= most
+
+
 @pytest.mark.parametrize("folder", ["models", "modèles"])
 def test_a_file_that_names_a_folder_of_this_machine_is_refused(models: Path, tmp_path: Path, folder: str):
     recipe = models / "_models" / "small" / "recipe.json"
