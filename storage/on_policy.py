@@ -1,5 +1,5 @@
 """Positions that a run's rollouts reached, as snapshots for later rollouts; deterministic in the start groups. Held-out
-positions and those from forks that started at one, or in its game, are excluded, so training never sees evaluation positions."""
+positions and those from forks that started at one are excluded, so training never sees evaluation positions."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,14 +19,14 @@ _REACHED = Path(__file__).with_name("reached.sql").read_text()
 
 
 def reached_positions(paths: RunPaths, *, producer: str, before: int, held_out: Collection[str]) -> list[Snapshot]:
-    """Positions that the `producer`'s start groups below `before` reached, newest first. `held_out`: ids of held-out positions
-    and their source games. Raises DataError if a shard is damaged or a position does not match the snapshot id of its row: what
-    else there is would make another cache of the same name."""
+    """Positions that the `producer`'s start groups below `before` reached, newest first, except the ids `held_out`. Raises
+    DataError if a shard is damaged or a position does not match the snapshot id of its row: what else there is would make another
+    cache of the same name."""
     index = open_index(paths, only=_recent_shards(paths, producer, before))
     if index.refused:
         name, why = index.refused[0]
         raise DataError(f"{len(index.refused)} of the run's shards cannot be read, first {name}: {why} Move them out of the run.")
-    index.connection.register("held_out", pa.table({"name": pa.array(sorted(held_out), pa.string())}))
+    index.connection.register("held_out", pa.table({"snapshot_id": pa.array(sorted(held_out), pa.string())}))
     values = {"producer": producer, "before": before, "recent": RECENT}
     reached = index.connection.execute(_REACHED, values).fetchall()
     positions = dict(_positions(paths, sorted({shard for shard, *_ in reached})))

@@ -43,7 +43,7 @@ async def refresh_positions(root: Path, settings: CacheSettings, base: Path, run
 
 def _refreshed(root: Path, settings: CacheSettings, base: Path, run: RunPaths) -> Path:
     cache = open_cache(base)
-    held_out = {name for snapshot in cache.held_out for name in (snapshot.snapshot_id, snapshot.game_id)}
+    held_out = {snapshot.snapshot_id for snapshot in cache.held_out}
     # In a separate process, so that the index takes no memory and leaves no threads in the flow's process.
     with ProcessPool(1) as process:
         reached = process.submit(_reached, run, settings.from_groups, held_out).result()

@@ -92,13 +92,6 @@ def test_nothing_comes_of_evaluation_of_other_producers_or_of_failed_forks(paths
     assert len(reached(paths)) == 2
 
 
-def test_forks_that_began_in_a_held_out_game_do_not_count(paths, put) -> None:
-    """A cache of other sizes than the run's holds out games that the run's forks began in, at other positions of these games."""
-    for number, game in enumerate(("scripted-0-000018", "scripted-0-000019")):
-        put(number, game_id=game)
-    assert [snapshot.source for snapshot in reached(paths, held_out={"scripted-0-000018"})] == ["policy:1"]
-
-
 def test_a_damaged_shard_is_named_and_not_left_out_in_silence(paths, put) -> None:
     for number in (0, 1):
         put(number)
