@@ -80,7 +80,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
     else:
         write_match(folder, record)
         plot = await asyncio.to_thread(_write_plot, folder / f"{label}.svg", record)
-    sentences = [*conclusions(table, match), *(_held_out_elsewhere(run, everybody, runs_root) if held_out else ())]
+    sentences = conclusions(table, match)
     words = f"{run or 'match'}: {table.games} games, {match.description}; measured: {MEASURES[match.measure][0]}"
     await show_sentences(f"match-{run and run + '-'}{label[-8:]}", words, lambda: [_measures(record), *sentences])
     return {
@@ -91,17 +91,6 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         "notes": sentences,
         "plot": plot,
     } | asdict(table)
-
-
-def _held_out_elsewhere(run: str, players: Sequence[Contestant], runs_root: Path) -> list[str]:
-    """A sentence for each other run that may have trained from held-out positions of `run`."""
-    cache = settings_of(RunPaths(runs_root / run)).cache
-    others = [other for other in dict.fromkeys(player.run for player in players if player.version) if other not in ("", run)]
-    return [
-        f"run '{other}' may have trained from some of these positions, which favours it: its cache divides the games otherwise"
-        for other in others
-        if cache.holds_out_others_than(settings_of(RunPaths(runs_root / other)).cache)
-    ]
 
 
 def _measures(record: MatchRecord) -> str:

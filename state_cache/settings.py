@@ -48,12 +48,6 @@ class CacheSettings(Settings):
         reset = ("from_run", "from_groups", "on_policy_share")
         return self.model_copy(update={name: getattr(defaults, name) for name in reset})
 
-    def holds_out_others_than(self, other: Self) -> bool:
-        """Whether the two caches have the same source games and hold out others of them (`_is_held_out` in `build.py`), so that
-        games held out here are trained from there."""
-        same_games = (self.players, self.seed) == (other.players, other.seed)
-        return same_games and (self.held_out_snapshots * other.train_snapshots != other.held_out_snapshots * self.train_snapshots)
-
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if all_layers_merged() and self.first_year > self.last_year:

@@ -68,12 +68,9 @@ def settings_from(
         return settings
     preset = preset or DEFAULT_PRESET
     if init_from:
-        from entente.reports.init_from import held_out_before, settings_from_step
+        from entente.reports.init_from import settings_from_step
 
-        settings = settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
-        if sentence := held_out_before(init_from, settings):
-            sys.stderr.write(f"{sentence}\n")
-        return settings
+        return settings_from_step(init_from, preset, config or (), overrides, make=not dry_run)
     return layered_settings(preset, config or (), overrides)
 
 

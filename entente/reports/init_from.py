@@ -32,19 +32,6 @@ def settings_from_step(
     return layered_settings(preset, files, merge_layers(dict(overrides), {"inference": {"model": str(model)}}))
 
 
-def held_out_before(source: str, settings: RunSettings) -> str:
-    """A sentence if the old run, of RUN:STEP, may have trained from held-out positions of the new one; else empty."""
-    run = source.rpartition(":")[0]
-    cache, before = settings.cache, settings_of(RunPaths(settings.runs_root / run)).cache
-    if not cache.holds_out_others_than(before):
-        return ""
-    return (
-        f"run '{run}' may have trained from held-out positions of this run, so its scores may be high: its cache.train_snapshots "
-        f"{before.train_snapshots} and cache.held_out_snapshots {before.held_out_snapshots} divide the same games otherwise than "
-        f"{cache.train_snapshots} and {cache.held_out_snapshots}; keep their proportion, or set another cache.seed"
-    )
-
-
 def _find_step(source: str, runs_root: Path) -> Source:
     run, _, step = source.rpartition(":")
     if not run or not step.isdecimal():

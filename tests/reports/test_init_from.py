@@ -8,12 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from entente.decoding.weight_files import WEIGHTS
-from entente.reports.init_from import held_out_before, settings_from_step
+from entente.reports.init_from import settings_from_step
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import InputError
 from entente.training.policy import Policy
-from state_cache.build import _is_held_out
-from state_cache.settings import CacheSettings
 from storage.adapters import read_adapter
 from storage.runs import RunPaths
 from tests.command import content
@@ -53,22 +51,3 @@ def test_a_run_begins_from_the_weights_of_an_old_step_with_settings_of_its_own(s
 def test_what_a_run_cannot_begin_from_is_refused(stored_run: RunPaths, source: str, given: dict, sentence: str):
     with pytest.raises(InputError, match=sentence):
         settings_from_step(source, "laptop", (), {"runs_root": stored_run.root.parent, **given})
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"train_snapshots": 20}, {"held_out_snapshots": 2}, {"train_snapshots": 16, "held_out_snapshots": 12}, {"last_year": 1904}],
-    ids=["more to train from", "fewer held out", "twice as many of both", "other years"],
-)
-def test_a_run_whose_held_out_games_the_old_run_trained_from_is_told_so(stored_run: RunPaths, changed: dict[str, int]):
-    """With more training positions, other games are held out: the score was of positions that the weights were trained from."""
-    settings = settings_of(stored_run)
-    cache = settings.cache.model_copy(update=changed)
-
-    def held_out(cache: CacheSettings) -> set[int]:
-        return {game for game in range(500) if _is_held_out(game, cache)}
-
-    trained_from = held_out(cache) - held_out(settings.cache)
-    said = held_out_before("before:1", settings.model_copy(update={"cache": cache, "runs_root": stored_run.root.parent}))
-    assert bool(said) == bool(trained_from) == cache.holds_out_others_than(settings.cache)
-    assert not cache.model_copy(update={"seed": 1}).holds_out_others_than(settings.cache), "these are other games"
