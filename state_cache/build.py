@@ -20,6 +20,9 @@ from state_cache.settings import CacheSettings
 SNAPSHOTS_PER_GAME = 4
 """Positions frozen per game. More are cheaper, but positions of one game are similar."""
 
+HELD_OUT_EVERY = 10
+"""One source game in this many is held out, whatever the sizes: a cache of another size holds out the same games."""
+
 MAX_GAMES_WITHOUT_NEW = 200
 """After this many games in a row without a new position the build stops with an error."""
 
@@ -53,7 +56,7 @@ def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple
     counts: tuple[Counter[Stratum], Counter[Stratum]] = Counter(), Counter()
     game_index = games_without_new = 0
     while any(len(part) < count for part, count in zip(parts, wanted, strict=True)):
-        held_out = _is_held_out(game_index, settings)
+        held_out = game_index % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
         missing = wanted[held_out] - len(parts[held_out])
         if missing > 0:
             frozen = play_source_game(game_index, settings, counts[held_out])
@@ -76,14 +79,9 @@ def build(settings: CacheSettings, on_progress: Progress | None = None) -> tuple
 
 def _game_seed(game_index: int, settings: CacheSettings) -> int:
     """63 bits, because it is stored as int64. Seeds of different games and cache seeds are independent."""
-    digest = blake2b(f"source game {game_index} of cache seed {settings.seed}".encode(), digest_size=8).digest()
+    # Other words than in schema 4, which divided the games by the sizes: a policy trained there has seen none of these.
+    digest = blake2b(f"game {game_index} of cache seed {settings.seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
-
-
-def _is_held_out(game_index: int, settings: CacheSettings) -> bool:
-    """Spreads held-out games evenly, in proportion to their positions."""
-    share = settings.held_out_snapshots / (settings.train_snapshots + settings.held_out_snapshots)
-    return int((game_index + 1) * share) > int(game_index * share)
 
 
 def _one_of_each_stretch(frozen: list[Snapshot], rng: random.Random) -> list[Snapshot]:

@@ -24,7 +24,7 @@ from entente.game.snapshot import Snapshot
 from entente.telemetry.errors import DataError, InputError
 from state_cache.settings import CacheSettings
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
 SOURCES = "sources"
 """Entry of the manifest; absent in a cache that depends on its settings alone, or is of an earlier release."""

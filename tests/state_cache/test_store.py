@@ -79,7 +79,7 @@ def test_another_schema_is_refused(small, tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as earlier:
         earlier.setattr("state_cache.store.SCHEMA_VERSION", 1)
         published = write_cache(tmp_path, *small)
-    with pytest.raises(DataError, match=r"manifest\.json has schema version 1; this program reads 4"):
+    with pytest.raises(DataError, match=r"manifest\.json has schema version 1; this program reads 5"):
         open_cache(published)
 
 
