@@ -81,6 +81,9 @@ def server_environment(settings: InferenceSettings) -> dict[str, str]:
         # A forked child cannot use CUDA if anything in its parent has initialised it.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
+    if settings.dtype == "float32":
+        # vLLM's Triton kernels of attention and LoRA multiply float32 as TF32 on a card otherwise: 1e-3 nats from the trainer.
+        variables["TRITON_F32_DEFAULT"] = "ieee"
     if cards := engine_cards(settings):
         # Else the server inherits the flow's number of threads, and vLLM does not choose its own.
         return variables | {VARIABLE: ",".join(card.uuid for card in cards), "OMP_NUM_THREADS": "1"}

@@ -70,6 +70,13 @@ def test_a_server_on_cards_sees_them_alone_and_one_on_the_processor_has_its_cach
     assert found["VLLM_USE_V2_MODEL_RUNNER"] == "0" and found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "ieee"), ("bfloat16", None), ("auto", None)])
+def test_a_card_multiplies_float32_in_float32(monkeypatch: pytest.MonkeyPatch, dtype: str, precision: str | None):
+    monkeypatch.setattr(module, "engine_cards", lambda settings: (card(0),))
+    found = server_environment(SETTINGS.model_copy(update={"dtype": dtype}))
+    assert found.get("TRITON_F32_DEFAULT") == precision
+
+
 def test_the_command_can_be_typed_and_names_the_keys_variable_only():
     text = command_text(fake_vllm("cpu"), ["--model", "a folder"], {"A": "b c"})
     assert text == (
