@@ -163,12 +163,13 @@ def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mappi
 
 def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     inference = settings.get("inference", {})
+    elsewhere = bool(inference.get("urls"))  # servers have settings of their own
     queue, work = _queue_and_work_ms(chosen)
     if _sum(chosen, "rollout/preemptions"):
-        return [
-            f"The engine preempted {_sum(chosen, 'rollout/preemptions'):.0f} requests because its KV cache was full: raise "
-            "inference.gpu_memory_utilization (on a CPU inference.kv_cache_gib), or lower inference.max_sequences."
-        ]
+        cure = "raise inference.gpu_memory_utilization (on a CPU inference.kv_cache_gib), or lower inference.max_sequences"
+        if elsewhere:
+            cure = "start the servers with a higher --gpu-memory-utilization, or a lower --max-sequences (`entente serve`)"
+        return [f"The engine preempted {_sum(chosen, 'rollout/preemptions'):.0f} requests because its KV cache was full: {cure}."]
     if queue > work > 0:
         return [
             f"Requests waited longer in the queue ({queue:.0f} ms) than they took to sample ({work:.0f} ms): add a worker "
@@ -177,7 +178,8 @@ def _engine(chosen: list[Figures], settings: Mapping[str, Any]) -> list[str]:
     together = _mean(chosen, "rollout/occupancy")
     if _has_room(chosen, settings):
         return [
-            f"The engine ran {together:.0f} requests at once of at most {inference['max_sequences']}: play more at a time "
+            f"The engine ran {together:.0f} requests at once of at most {inference['max_sequences']}"
+            f"{' (if the servers have the --max-sequences of this run)' if elsewhere else ''}: play more at a time "
             "(rollouts.start_groups, rollouts.forks_per_group, or pipeline.buffer_depth, inside storage.max_policy_lag)."
         ]
     known = [f"{together:.0f} requests at once"] if any("rollout/occupancy" in figures for figures in chosen) else []

@@ -83,6 +83,19 @@ def test_slow_rollouts_are_told_by_what_the_engine_reports(trouble: dict[str, fl
     assert len([sentence for sentence in sentences if re.search(said, sentence)]) == 1
 
 
+def test_the_limits_of_servers_elsewhere_are_not_those_of_the_run():
+    settings = {"pipeline": {"buffer_depth": 0}, "inference": {"max_sequences": 32, "urls": ["http://elsewhere:1"]}}
+    for trouble, said in (
+        (
+            {"rollout/preemptions": 7.0},
+            "was full: start the servers with a higher --gpu-memory-utilization, or a lower --max-seq",
+        ),
+        ({"rollout/occupancy": 3.0}, "of at most 32 (if the servers have the --max-sequences of this run): play more"),
+    ):
+        sentences = explain_step({1: planted(20, "time/rollout_wait_s", "time/rollout_s") | trouble}, 1, settings).sentences
+        assert any(said in sentence for sentence in sentences)
+
+
 def test_why_step_3_takes_twice_as_long_is_told_as_an_empty_buffer():
     """Two steps lay ready when training began; the third is played while the trainer waits."""
     settings = {"pipeline": {"buffer_depth": 1}, "inference": {"max_sequences": 32}}
