@@ -59,6 +59,9 @@ def tune(
         raise InputError(why) if measured else EngineError(f"{why}: {next(iter(failed.values())).why}")
     files = " ".join(f"--config {shlex.quote(str(file))}" for file in (*(config or ()), toml))
     use = f"entente train {of_run(run, runs_root)} --resume {files}"
+    if settings.inference.urls:  # whose servers read none of the run's settings
+        flags = (f"--{name.replace('_', '-')} {value}" for name, value in chosen.values.items())
+        use = f"start the servers of inference.urls by `entente serve` with {' '.join(flags)}"
     durable_write(toml, tuned_toml(chosen, [use, f"on the machine where it was measured: {why}"]).encode())
     if not json:
         print(f"\n{why}\nuse them: {use}")

@@ -18,8 +18,9 @@ from storage.runs import RunPaths
 SMALL = ["--run", "first", "--max-sequences", "32", "--max-batched-tokens", "4096", "--start-groups", "2", "--rounds", "1"]
 
 
+@pytest.mark.parametrize("served", [False, True])
 def test_the_tuned_settings_are_for_the_run_that_was_tuned(
-    stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], served: bool
 ):
     """A file of three settings beside no run would train the laptop preset."""
 
@@ -30,8 +31,12 @@ def test_the_tuned_settings_are_for_the_run_that_was_tuned(
     monkeypatch.setattr("entente.cli.tune.measure_candidates", measure)
     root = stored_run.root.parent
     (more := root / "more.toml").write_text("inference.kv_cache_gib = 2\n")  # the candidates were measured with it
+    if served:
+        more.write_text('inference.urls = ["http://elsewhere:1"]\n')
     tune(run="before", config=[more], runs_root=root)
     command = f"entente train --run before --runs-root {root} --resume --config {more} --config {root}/_tuning/before/tuned.toml"
+    if served:  # they do not read the run's settings
+        command = "`entente serve` with --max-sequences 32 --max-batched-tokens 4096 --gpu-memory-utilization 0.85"
     assert command in capsys.readouterr().out and command in (root / "_tuning/before/tuned.toml").read_text()
 
 
