@@ -184,7 +184,7 @@ class Server:
                 ) from error
         probe = probe_request(self._eos_id, policy.version)
         sampled, base = await asyncio.gather(self.ask(probe, policy), self.ask(probe, BASE))
-        if not is_zero and same_weights(sampled, base, SIDE_BY_SIDE):
+        if not is_zero and same_weights(sampled, base, SIDE_BY_SIDE, probe):
             raise DataError(
                 f"vLLM server {self.url} draws by the same weights under the adapter's name '{name}' and the base model's: start "
                 "it again as `entente serve` does, with our processor"
@@ -204,7 +204,8 @@ class Server:
                 raise
 
     def _compare(self, policy: PolicyVersion, sampled: Generation) -> None:
-        if not same_weights(sampled, self._probes.setdefault(policy, sampled), self._tolerance):
+        probe = probe_request(self._eos_id, policy.version)
+        if not same_weights(sampled, self._probes.setdefault(policy, sampled), self._tolerance, probe):
             raise DataError(f"vLLM server {self.url} has other weights under {policy} than the first server")
 
     # -- HTTP -----------------------------------------------------------------------------------------------------------

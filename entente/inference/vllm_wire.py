@@ -13,6 +13,7 @@ import numpy as np
 
 from entente.decoding.legal_table import END, LegalTable
 from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY, table_cache
+from entente.inference.sampling import seed_array, uniforms
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError
@@ -124,12 +125,22 @@ def probe_request(eos_id: int, version: int) -> GenerationRequest:
     return replace(request, temperature=PROBE_TEMPERATURE)
 
 
-def same_weights(one: Generation, other: Generation, tolerance: float) -> bool:
-    """Whether the same weights may have sampled both answers to a probe."""
+def same_weights(one: Generation, other: Generation, tolerance: float, probe: GenerationRequest) -> bool:
+    """Whether the same weights may have sampled both answers to `probe`. Rounding changes a token only if the random number is
+    near the boundary of the two, and that of the first or last legal id is known from its probability."""
     different = np.flatnonzero(one.token_ids != other.token_ids)
-    if len(different) and tolerance < ROUNDED:
-        return False
-    common = different[0] if len(different) else len(one.token_ids)
+    common = int(different[0]) if len(different) else len(one.token_ids)
+    if len(different):
+        if tolerance < ROUNDED:
+            return False
+        ids, offsets = probe.table.legal_sets(one.token_ids.tolist())
+        first, *_, last = ids[offsets[common] : offsets[common + 1]].tolist()
+        (number,) = uniforms(seed_array([probe.seed]), np.array([common]))
+        for answer in (one, other):
+            token, probability = answer.token_ids[common], np.exp(answer.logprobs[common])
+            boundary = {first: probability, last: 1 - probability}.get(int(token), number)
+            if abs(boundary - number) > tolerance:
+                return False
     return bool((np.abs(one.logprobs[:common] - other.logprobs[:common]) <= tolerance).all())
 
 

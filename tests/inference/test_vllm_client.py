@@ -22,7 +22,7 @@ from entente.inference import vllm_client
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient
 from entente.inference.vllm_server import ClientTimes
-from entente.inference.vllm_wire import read_counter
+from entente.inference.vllm_wire import ROUNDED, probe_request, read_counter, same_weights
 from entente.records.policy_version import BASE, version_in
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
@@ -198,6 +198,22 @@ def test_a_server_with_other_base_weights_is_refused(host, servers, clients, tmp
     (other / "config.json").write_text((other / "config.json").read_text() + " ")
     with pytest.raises(InputError, match="is another model than"):
         clients(servers(folder=other))
+
+
+@pytest.mark.parametrize(("probability", "same"), [(0.115, True), (0.6, False)], ids=["rounding", "other weights"])
+def test_servers_in_16_bits_may_draw_another_first_token_only_near_its_boundary(probability: float, same: bool):
+    """The random number is 0.883, and the answers take the second and the last of three ids: nothing before them is compared."""
+    probe = probe_request(7, 0)
+    one, other = (
+        Generation(
+            token_ids=np.array([token, *[0] * 10, 7], np.int32),
+            logprobs=np.array([np.log(share), *[0.0] * 11], np.float32),
+            policy=BASE,
+            worker="",
+        )
+        for token, share in ((1, 0.4), (2, probability))
+    )
+    assert same_weights(one, other, ROUNDED, probe) is same
 
 
 def test_a_wrong_key_a_shorter_limit_and_nobody_there_are_named(servers, clients, monkeypatch):
