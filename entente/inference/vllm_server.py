@@ -158,7 +158,8 @@ class Server:
         if not isinstance(length, int) or length < self._settings.max_model_length:
             raise InputError(
                 f"vLLM server {self.url} takes {length} tokens but inference.max_model_length is "
-                f"{self._settings.max_model_length}: start it with --max-model-len {self._settings.max_model_length}"
+                f"{self._settings.max_model_length}: start it by `entente serve` with --max-model-length "
+                f"{self._settings.max_model_length} (without it, vLLM's --max-model-len)"
             )
         # A folder that is not on this machine cannot be compared; the trainer's check of the first rows notices another model.
         if (root / "config.json").is_file() and not await asyncio.to_thread(_same_base, root, self._model):

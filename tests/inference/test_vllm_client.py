@@ -220,7 +220,7 @@ def test_a_wrong_key_a_shorter_limit_and_nobody_there_are_named(servers, clients
     monkeypatch.setattr(vllm_client, "GONE_AFTER_S", 0.2)
     with pytest.raises(InputError, match="ENTENTE_KEY"):
         clients(servers(key="right"), key="wrong")
-    with pytest.raises(InputError, match=r"takes 512 tokens but inference\.max_model_length is 1024"):
+    with pytest.raises(InputError, match=r"takes 512 tokens but .* is 1024: .*`entente serve` with --max-model-length 1024"):
         clients(servers(), max_model_length=1024)
     with pytest.raises(InputError, match=r"vLLM server http://127.0.0.1:9 is not ready: nobody listens there"):
         clients("http://127.0.0.1:9")
