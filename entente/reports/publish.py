@@ -141,7 +141,8 @@ def publish_model(
         base = _base_recipe(source.base)  # of a long imitation, with a curve of hundreds of points
         taken = sum(file.stat().st_size for file in folder.iterdir()) + len(json.dumps(base, indent=1))
         dtype = publish_weights(source.base, source.adapter, folder, most_bytes - _CARD_BYTES - taken)
-        _write_config(source.base, folder, {"dtype": dtype})
+        rope = _rope_before_5(read_config(source.base)) if source.adapter is not None else {}  # a base keeps its config's bytes
+        _write_config(source.base, folder, rope | {"dtype": dtype})
         recipe = {"parameters": _parameters(folder)} | base | _training(source) | {"weights": dtype}
         if "training" in base and recipe["training"] != base["training"]:  # the base is a version of an earlier run
             recipe["earlier"] = [*base.get("earlier", ()), base["training"]]

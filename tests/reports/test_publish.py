@@ -339,6 +339,8 @@ def test_a_version_computes_what_the_run_did(stored_run: RunPaths, tmp_path: Pat
     torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(to)), of_the_run(root), atol=1e-4, rtol=0)
     assert weights_hash(to) != weights_hash(source.base)
     assert json.loads((to / "recipe.json").read_text())["training"]["version"] == 2
+    config = read_config(to)
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"], "transformers 4 reads the former alone"
 
 
 def test_a_version_of_a_version_has_a_card_with_every_run_that_trained_it(stored_run: RunPaths, tmp_path: Path):
