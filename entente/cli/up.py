@@ -54,9 +54,14 @@ class Started:
     """PREFECT_API_URL of the process; empty in records without it."""
     pool: str = ""
     """Work pool of a worker."""
+    host: str = ""
+    """Where it runs: machines and containers may share the folder. Empty in records without it."""
 
     def process(self) -> psutil.Process | None:
         return find_process(self.pid, self.started)
+
+    def is_elsewhere(self) -> bool:
+        return self.host not in ("", socket.gethostname()) and self.process() is None
 
 
 def up(
@@ -148,13 +153,14 @@ def _end_all(begun: list[Started]) -> None:
     if not any(each.process() for each in begun):
         print(_NOTHING)
         return  # the record stays: another machine or container that shares the folder may have started it
+    elsewhere = [each for each in begun if each.is_elsewhere()]
     for each in reversed(begun):
         process = each.process()
         if process is not None:
             with _cancelled(process):
                 _end(process)
             _say(each.what, f"ended (process {each.pid})")
-    _in_prefect_home(_RECORD).unlink(missing_ok=True)
+    _record(elsewhere)
 
 
 def _say(what: str, words: str) -> None:
@@ -295,11 +301,18 @@ def _start(
             start_new_session=True,
             env=environment,
         )
-    begun = [each for each in _started() if each.what != what and each.process()]
-    begun.append(Started(what, process.pid, process_start(process.pid), environment[_API], pool))
+    begun = [each for each in _started() if each.is_elsewhere() or (each.what != what and each.process())]
+    begun.append(Started(what, process.pid, process_start(process.pid), environment[_API], pool, socket.gethostname()))
     begun.sort(key=lambda each: each.what)  # the server first
-    durable_write(_in_prefect_home(_RECORD), json.dumps([asdict(each) for each in begun]).encode())
+    _record(begun)
     return process
+
+
+def _record(begun: list[Started]) -> None:
+    if begun:
+        durable_write(_in_prefect_home(_RECORD), json.dumps([asdict(each) for each in begun]).encode())
+    else:
+        _in_prefect_home(_RECORD).unlink(missing_ok=True)
 
 
 def _end(process: psutil.Process) -> None:

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,18 @@ def test_a_number_that_another_process_bears_by_now_is_left_alone(folder: Path):
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_what_another_machine_with_this_folder_started_stays_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    theirs = up.Started("worker", 1, "its boot 5", "http://127.0.0.1:9/api", "local", "another")
+    (tmp_path / "up.json").write_text(json.dumps([asdict(theirs)]))
+    ours = up._start("worker", ["-c", "import time; time.sleep(60)"], tmp_path / "worker.log", {}, pool="local")
+    assert [each.pid for each in up._started()] == [1, ours.pid]
+    up.down()
+    ours.wait(5)
+    assert up._started() == [theirs], "its own `down` needs it"
 
 
 WORKER = """
