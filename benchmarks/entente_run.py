@@ -16,12 +16,12 @@ from statistics import mean, median
 from typing import Any
 
 import psutil
-import pyarrow as pa
 
 from benchmarks.outcome import Outcome
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError, TrainingError
 from entente.telemetry.progress import reporter
+from storage.ledger import ledgers_after
 from storage.runs import RunPaths
 
 _POLL_S = 0.05
@@ -138,12 +138,7 @@ def tree_cpu_s(root: int) -> float:
 
 
 def _lags(paths: RunPaths) -> list[int]:
-    lags: list[int] = []
-    for file in sorted(paths.ledger.glob("*/step-*.arrow")):
-        with pa.memory_map(str(file)) as source:
-            table = pa.ipc.open_file(source).read_all()
-        lags += table["policy_lag"].to_pylist()
-    return lags
+    return [lag for rows in ledgers_after(paths, 0) for lag in rows["policy_lag"].to_pylist()]
 
 
 def bench_e2e(settings: RunSettings, *, rounds: int, steps: int, arguments: Sequence[str]) -> Outcome:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.entente_run import RunFigures, figures, train_command
+from benchmarks.entente_run import RunFigures, _lags, figures, train_command
 from entente.cli.main import run
+from storage.ledger import ledgers_after
+from storage.runs import RunPaths
 
 
 def test_the_first_step_does_not_count():
@@ -27,6 +29,11 @@ def test_the_first_step_does_not_count():
             "policy_lag_max": 2.0,
         }
     )
+
+
+def test_the_lags_are_those_of_the_run_s_ledgers(stored_run: RunPaths):
+    rows = sum(ledger.num_rows for ledger in ledgers_after(stored_run, 0))
+    assert len(_lags(stored_run)) == rows > 0
 
 
 @pytest.mark.parametrize(
