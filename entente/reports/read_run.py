@@ -136,6 +136,7 @@ class MetricsFile:
 
     def _forget(self, inode: int) -> None:
         self._inode, self._end, self._lines = inode, 0, 0
+        self._newest = b""
         self._records: dict[int, dict[str, float]] = {}
         self._cut: list[int] = []
 
@@ -144,12 +145,15 @@ class MetricsFile:
         rest = b""
         if self._file.is_file():
             with self._file.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_ino != self._inode or status.st_size < self._end:
-                    self._forget(status.st_ino)
+                inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._end - len(self._newest))
+                # A file system gives the inode of a removed file to the next one, and a copy may keep that of the file before.
+                if inode != self._inode or file.read(len(self._newest)) != self._newest:
+                    self._forget(inode)
                 file.seek(self._end)
                 whole, newline, rest = file.read().rpartition(b"\n")
             self._end += len(whole) + len(newline)
+            self._newest = whole.rpartition(b"\n")[2] + newline or self._newest
             for line in whole.split(b"\n") if newline else ():
                 self._lines += 1
                 if not _record(line, self._records):

@@ -209,6 +209,15 @@ def test_a_page_that_stays_open_has_no_rows_of_a_run_that_was_removed_and_begun_
     assert facts.rows and not facts.rows.decisions and not facts.curve
 
 
+def test_a_page_that_stays_open_has_no_figures_of_metrics_whose_file_another_one_replaced(stored_run: RunPaths):
+    reader, lines = FactsReader(stored_run), metric_lines(stored_run)
+    reader.quick()
+    others = [line | {"time": line["time"] + 1, "train/reward": 9.0} for line in lines]
+    last = {**others[-1], "step": others[-1]["step"] + 1}
+    stored_run.metrics.write_text("".join(json.dumps(line) + "\n" for line in (*others, last)))  # keeps the inode
+    assert reader.quick().steps == read_run(stored_run).steps
+
+
 def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
     assert "another version of Entente" not in page_of(run_folder).text
     settings = json.loads(run_folder.settings.read_text())
