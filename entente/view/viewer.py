@@ -43,7 +43,8 @@ from entente.view.run_pages import (
     step_page,
     weights_for,
 )
-from storage.files import is_held
+from storage.files import file_marks, is_held
+from storage.ledger import ledger_path
 from storage.run_sql import QUERIES
 from storage.run_views import VIEWS
 from storage.runs import RunPaths, run_names
@@ -193,7 +194,7 @@ class Viewer:
         with self._rows_lock:
             rows = self._inspector(run)
             version, _, weights = weights_for(self.paths(run), rows.decision(decision, shard))
-            about = _about("decision", run, f"{decision} under version {version}")
+            about = self._about("decision", run, f"{decision} under version {version}")
             job = self.jobs.of(about)
             running = job is not None and job.running  # asked first: a job that ends meanwhile is shown by the next request
             recomputed, _ = job.answer() if job else (None, "")
@@ -226,7 +227,7 @@ class Viewer:
         }
         # Neither more threads nor the card of a run that trains here.
         quiet = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        words, about = f"one forward under version {version}", _about("decision", run, f"{decision} under version {version}")
+        words, about = f"one forward under version {version}", self._about("decision", run, f"{decision} under version {version}")
         self.jobs.start(words, about, ["entente.training.recompute", json.dumps(job)], quiet)
 
     def games(self, run: str, shard: str, message: str = "") -> str:
@@ -276,7 +277,7 @@ class Viewer:
         else:
             found = read_game(paths, asked, model, settings.storage)
         game, shard = found.game.full_name, found.game.shard
-        here, about = self.link("game", run, game=game, shard=shard), _about("what-if", run, game)
+        here, about = self.link("game", run, game=game, shard=shard), self._about("what-if", run, game)
         first = next((each.phase for each in found.phases if each.orders), "")
         chosen = (
             WHAT_IF
@@ -314,8 +315,14 @@ class Viewer:
         for name in ("phase", "power", "players", "forks", "years", *(("version",) if chosen["version"] else ())):
             words.append(f"--{name}={chosen[name]}")
         words += [f"--orders={chosen['orders']}"] if chosen["orders"] else []
-        self.jobs.start(f"what-if in {chosen['phase']}", _about("what-if", run, game), ["entente.cli.main", *words])
+        self.jobs.start(f"what-if in {chosen['phase']}", self._about("what-if", run, game), ["entente.cli.main", *words])
         return ""
+
+    def _about(self, kind: str, run: str, what: str) -> str:
+        """What a job is about. Another run of that name has its decisions and games under the same names, but another folder and
+        other ledgers."""
+        paths = self.paths(run)
+        return f"{kind} {what} of {run} {paths.root.stat().st_ino} {file_marks(ledger_path(paths, 1))}"
 
     def _job(self, about: str, run: str, back: str) -> dict[str, Any] | None:
         job = self.jobs.of(about)
@@ -369,7 +376,3 @@ class Viewer:
 @lru_cache
 def _script() -> Markup:
     return Markup((_HERE / "view.js").read_text())
-
-
-def _about(kind: str, run: str, what: object) -> str:
-    return f"{kind} {what} of {run}"

@@ -18,7 +18,7 @@ from entente.reports.inspect_rows import Inspector
 from entente.settings.layers import settings_of
 from entente.view.run_pages import weights_for, why_it_won
 from storage.files import file_lock
-from storage.ledger import read_ledger
+from storage.ledger import ledger_path, read_ledger
 from storage.runs import RunPaths
 from storage.shards import open_shard
 from tests.damage import flip
@@ -38,8 +38,8 @@ WICKED = "</script><img src=x onerror=alert(1)>\"'{{ 7 * 7 }}\x1b[2J\x00"
 LIMIT_S = 240.0
 
 
-def answer_of(asked: Asked, about: str) -> tuple[dict | None, str]:
-    job, until = asked.viewer.jobs.of(about), time.monotonic() + LIMIT_S
+def answer_of(asked: Asked, kind: str, what: str) -> tuple[dict | None, str]:
+    job, until = asked.viewer.jobs.of(asked.viewer._about(kind, "before", what)), time.monotonic() + LIMIT_S
     assert job is not None
     while job.running and time.monotonic() < until:
         time.sleep(0.1)
@@ -252,7 +252,7 @@ def test_tokens_have_the_overlay_that_was_chosen_and_what_is_recomputed_agrees_w
     which = dict(part.split("=") for part in address.partition("?")[2].split("&"))
     started = asked(f"/run/before/recompute?id={which['id']}&shard={which['shard']}&overlay=gap", None, go="1")
     assert started.status_code == 303 and started.headers["location"].endswith("#tokens")
-    found, why = answer_of(asked, f"decision {which['id']} under version 0 of before")
+    found, why = answer_of(asked, "decision", f"{which['id']} under version 0")
     assert found is not None, why
     shown = Inspector(stored_run, None, settings_of(stored_run)).decision(int(which["id"]))
     assert found["place"] == [place for place, token in enumerate(shown.sampled) if token.legal != 1]
@@ -302,6 +302,20 @@ def test_what_was_recomputed_under_other_weights_is_not_shown(
     assert "Recomputed under" not in page and "Recompute entropy" in page
 
 
+def test_what_was_recomputed_in_a_run_is_not_shown_in_another_one_of_its_name(
+    asked: Asked, decision: Callable[[], str], stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    figures = {"place": [0], "entropy": [0.5], "gap": [0.0], "fate": ["trained"]}
+    ended, jobs = SimpleNamespace(words="", running=False, answer=lambda: (figures, "")), {}
+    monkeypatch.setattr(asked.viewer.jobs, "start", lambda words, about, *_: jobs.update({about: ended}))
+    monkeypatch.setattr(asked.viewer.jobs, "of", jobs.get)
+    address = decision()
+    assert asked(address.replace("/decision?", "/recompute?"), None, go="1").status_code == 303
+    assert "Recomputed under" in asked(address).text
+    os.utime(ledger_path(stored_run, 1))  # its decisions have the same ids
+    assert "Recomputed under" not in asked(address).text
+
+
 def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_while_a_run_trains(
     asked: Asked, stored_run: RunPaths
 ):
@@ -332,17 +346,15 @@ def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_wh
     assert again.status_code == 409 and "one thing at a time" in again.text
     cancel = re.search(r'action="(/run/before/cancel[^"]*)"', asked(game).text)
     assert cancel and asked(cancel[1].replace("&amp;", "&"), None, go="1").status_code == 303
-    assert (
-        answer_of(asked, f"what-if {name} of before") == (None, "It was cancelled.") and "It was cancelled." in asked(game).text
-    )
+    assert answer_of(asked, "what-if", name) == (None, "It was cancelled.") and "It was cancelled." in asked(game).text
     asked(place, None, **fields | {"forks": "2", "years": "1"})
-    found, why = answer_of(asked, f"what-if {name} of before")
+    found, why = answer_of(asked, "what-if", name)
     assert found is not None and found["difference"]["mean"] == 0, why
     assert "Nothing changes for" in asked(game).text
     asked(place, None, **fields | {"orders": WICKED.replace("\x00", "")})
-    assert answer_of(asked, f"what-if {name} of before")[0] is None and "is no legal order" in asked(game).text
+    assert answer_of(asked, "what-if", name)[0] is None and "is no legal order" in asked(game).text
     asked(place, None, **fields | {"orders": "A PAR H", "version": "newest"})
-    assert answer_of(asked, f"what-if {name} of before")[0] is None and "both set the orders" in asked(game).text
+    assert answer_of(asked, "what-if", name)[0] is None and "both set the orders" in asked(game).text
 
 
 def test_sql_has_the_limits_of_the_command_and_answers_as_table_picture_and_file(
