@@ -27,7 +27,9 @@ _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\x
 def content_hash(files: Sequence[Path]) -> tuple[str, int]:
     """(hash over all files, their bytes); raises InputError if one cannot be read."""
     digest, size = sha256(), 0
-    for file in files:
+    for number, file in enumerate(files):
+        if number:  # one file of two lists has not the games of two files
+            digest.update(f"\0{size}".encode())
         with _open(file) as stream:
             while piece := stream.read(_PIECE):
                 digest.update(piece)

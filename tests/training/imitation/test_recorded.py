@@ -304,6 +304,16 @@ def test_games_that_are_given_twice_are_left_out_however_many(
     assert make_games(tmp_path / "games", ImitationSettings(recorded=files), 1, quiet) != both and said
 
 
+def test_two_files_are_not_taken_for_one_of_both_their_lists(tmp_path: Path):
+    files, joined = [tmp_path / "one", tmp_path / "two"], tmp_path / "joined"
+    for number, file in enumerate(files):
+        file.write_text(json.dumps([{"id": number}]))
+    joined.write_bytes(b"".join(file.read_bytes() for file in files))
+    values = [[value for _, value in recorded_files.read_values(some, lambda done: None)] for some in (files, [joined])]
+    assert values[0] != values[1]
+    assert recorded_files.content_hash(files)[0] != recorded_files.content_hash([joined])[0]
+
+
 def test_the_order_of_the_files_does_not_change_which_games_are_held_out(tmp_path: Path, others: list[Any], said: list[str]):
     files = tmp_path / "one", tmp_path / "two"
     files[0].write_text(json.dumps(others[:4]))
