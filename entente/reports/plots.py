@@ -98,12 +98,13 @@ def times(facts: RunFacts) -> str | None:
 
 def lags(facts: RunFacts) -> str | None:
     """Share of each step's rows by policy lag; None if all are 0."""
-    shares = {lag: np.nan_to_num(np.array(facts.series(f"train/policy_lag_{lag}_share"))) for lag in _LAGS}
+    measured = np.array([facts.series(f"train/policy_lag_{lag}_share") for lag in _LAGS])
+    shares, trained = dict(zip(_LAGS, np.nan_to_num(measured), strict=True)), np.isfinite(measured).any(axis=0)
     if not any(shares[lag].any() for lag in ("1", "2", "more")):
         return None
     panel = Panel(label="rows trained", per_cent=True, low=0, top=1)
     panel.stack([(*_LAGS[lag], values) for lag, values in shares.items() if values.any()])
-    summary = ", ".join(f"{_LAGS[lag][0]} {values.mean():.0%}" for lag, values in shares.items())
+    summary = ", ".join(f"{_LAGS[lag][0]} {values[trained].mean():.0%}" for lag, values in shares.items())
     return plot([panel], "step", f"Rows trained by policy lag, means over the steps: {summary}.", steps=facts.done)
 
 
