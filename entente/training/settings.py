@@ -171,12 +171,14 @@ def settings_hash(training: TrainingSettings) -> str:
 
 
 def recipe_hash(settings: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> str:
-    """12 hex digits, the name of a tiny model, over everything that shapes it: settings and a sample prompt."""
+    """12 hex digits, the name of a tiny model, over everything that shapes it: settings, a sample prompt, and the number of
+    worked examples."""
     from entente.game.board import Board  # imported here because it loads the game engine
 
     board = Board.start()
     legal = board.legal_orders()["FRANCE"]
     sample = rules_text(prompts) + board_text(board, legal.power, prompts) + power_text(legal, board, prompts)
+    sample += str(prompts.examples or "")
     return hashlib.sha256(f"{RECIPE_VERSION}|{settings.model_dump_json()}|{sample}".encode()).hexdigest()[:12]
 
 

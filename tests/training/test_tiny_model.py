@@ -29,6 +29,13 @@ def test_the_same_recipe_is_made_once_and_repeats(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
+def test_each_way_to_prompt_has_a_tiny_model_of_its_own():
+    others = {"own_line": "in_place", "legal_orders": "lines", "last_orders": True, "thinking_tokens": 8}
+    prompts = [PromptSettings(), *(PromptSettings(examples=count) for count in (1, 2, 6))]
+    prompts += [PromptSettings.model_validate({name: value}) for name, value in others.items()]
+    assert len({recipe_hash(TinyModelSettings(), each) for each in prompts}) == len(prompts)
+
+
 def test_a_base_that_thinks_has_seen_thoughts_of_centres_and_the_orders_that_go_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
