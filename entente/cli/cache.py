@@ -80,7 +80,7 @@ def refresh(
     print(
         "a run with the same cache settings starts from them with --cache.from-run newest; until the next refresh that means "
         f"--cache.from-run {cache.settings.from_run} --cache.from-groups {cache.settings.from_groups} "
-        f"--cache.on-policy-share {cache.settings.on_policy_share:g}"
+        f"--cache.on-policy-share {cache.settings.on_policy_share}"
     )
     print(path)
 

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
+from entente.cli.cache import refresh
 from entente.game.scripted import player
 from entente.settings.cache_version import newest_file, newest_refresh, with_cache_version
 from entente.settings.layers import layered_settings, settings_of
@@ -297,3 +298,14 @@ def test_a_refresh_without_a_mark_of_its_run_stays_usable(tmp_path: Path, positi
     settings = refreshed_settings(tmp_path, "mine", 0.25)
     path = write_cache(tmp_path / CACHE_FOLDER, settings, train, held_out)
     assert build(run="mine") == path
+
+
+def test_the_options_that_a_refresh_prints_name_its_version(tmp_path: Path, positions, monkeypatch, capsys):
+    share = 0.3333333333
+    settings = CacheSettings(from_run="mine", from_groups=8, on_policy_share=share)
+    path = write_cache(tmp_path / CACHE_FOLDER, settings, positions[:5], positions[5:])
+    monkeypatch.setattr("entente.cli.cache.run_flow", lambda flow: path)
+    begin_run(tmp_path, "mine", 1)
+    refresh(run="mine", share=share, runs_root=tmp_path)
+    printed = capsys.readouterr().out
+    assert f"--cache.from-groups 8 --cache.on-policy-share {share}\n" in printed, "fewer digits are another version"
