@@ -87,6 +87,8 @@ class Index:
         self._paths, self._oldest, self._only = paths, oldest, only
         self._mapped = MappedShards(paths.shards)
         self._held: dict[str, Shard] = {}
+        self._groups: dict[str, set[int]] = {}
+        """Start groups of the held shards, by producer."""
         self._steps: set[int] = set()
         self._left: Counter[str] = Counter()
         """Advantage groups of dropped shards, by their last eligibility; `expired` includes `expired_with_range`."""
@@ -176,6 +178,7 @@ class Index:
                 self._refuse(name, str(error))
             return None
         self._held[name] = shard
+        self._groups.setdefault(shard.producer, set()).update(shard.start_groups)
         self.newest_versions[name] = shard.newest_version
         self._mapped.keep(name, file)
         if self._keep_rows:
@@ -183,9 +186,8 @@ class Index:
         return self._facts(name, file.table, phases)
 
     def _refuse_repeated(self, shard: Shard) -> None:
-        for other in self._held.values():
-            if other.producer == shard.producer and (twice := set(other.start_groups) & set(shard.start_groups)):
-                raise DataError(f"{shard.path} repeats start group {min(twice)} of another shard; remove one of the two.")
+        if twice := self._groups.get(shard.producer, set()).intersection(shard.start_groups):
+            raise DataError(f"{shard.path} repeats start group {min(twice)} of another shard; remove one of the two.")
 
     def _refuse(self, name: str, sentence: str) -> None:
         self.connection.execute("INSERT INTO rejected_files VALUES (?, ?)", [name, sentence])
@@ -197,7 +199,8 @@ class Index:
     def _drop(self, names: list[str]) -> None:
         """Drop the rows of these shards by rebuilding the tables, because deleted rows would stay in memory."""
         for name in names:
-            self._held.pop(name, None)
+            if (shard := self._held.pop(name, None)) is not None:
+                self._groups[shard.producer].difference_update(shard.start_groups)
             self.rows.pop(name, None)
             self._mapped.drop(name)
         for table in _TABLES:

@@ -307,3 +307,21 @@ def damage(path: Path) -> None:
     content[len(content) // 2] ^= 1
     path.unlink()
     path.write_bytes(content)
+
+
+def test_a_new_shard_is_compared_with_no_other_shard_one_by_one(paths: RunPaths, publish: Any) -> None:
+    """Each of 20,000 shards with all before it took minutes, each of 80,000 three quarters of an hour."""
+
+    class Counted(tuple):
+        reads = 0
+
+        def __iter__(self) -> Any:
+            Counted.reads += 1
+            return super().__iter__()
+
+    publish(range(2))
+    index = open_index(paths)
+    index._held = {name: replace(shard, start_groups=Counted(shard.start_groups)) for name, shard in index._held.items()}
+    publish(range(2, 4))
+    index.refresh()
+    assert len(index._held) == 2 and not index.refused and Counted.reads == 0
