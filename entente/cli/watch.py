@@ -42,17 +42,18 @@ def watch(
 
         entente watch --run mine --once
     """
-    from entente.reports.read_run import read_run
+    from entente.reports.read_run import MetricsFile, read_run
 
     paths, console = RunPaths(runs_root / which_run(run, runs_root)), Console(highlight=False)
-    progress = read_run(paths)
+    metrics = MetricsFile(paths.metrics)
+    progress = read_run(paths, metrics)
     if once or not console.is_terminal:
         console.print(_screen(progress))
         return
     with Live(_screen(progress), console=console, refresh_per_second=4) as live:
         while not progress.is_over:
             time.sleep(interval_s)
-            progress = read_run(paths)
+            progress = read_run(paths, metrics)
             live.update(_screen(progress))
 
 

@@ -1,5 +1,6 @@
 """One screen of a run, drawn from its files."""
 
+import io
 import json
 import os
 import pty
@@ -7,10 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from entente.cli.watch import sparkline
+from entente.cli.watch import sparkline, watch
+from entente.reports import read_run as reading
 from entente.reports.newest import curves, progress
 from entente.reports.read_run import RecordedRun, read_run
 from storage.runs import RunPaths
@@ -113,3 +117,30 @@ def _read(terminal: int, screen: list[str]) -> None:
             screen.append(os.read(terminal, 1 << 16).decode(errors="replace"))
         except OSError:
             return
+
+
+def test_each_update_parses_the_new_metrics_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Of a run of 20,000 steps it parsed all of them every two seconds, 1.3 s of a core beside the run for 76 MB."""
+    paths, parsed, record, later = RunPaths(tmp_path / "mine").create(), list[bytes](), reading._record, [2, 3]
+    paths.settings.write_text('{"steps": 3}')
+
+    def counted(line: bytes, records: dict[int, dict[str, float]]) -> bool:
+        parsed.append(line)
+        return record(line, records)
+
+    def log(step: int) -> None:
+        with paths.metrics.open("a") as file:
+            file.write(json.dumps({"step": step, "time/step_s": 1.0}) + "\n")
+
+    def train(_: float) -> None:
+        log(later.pop(0))
+        if not later:
+            paths.summary.write_text('{"steps": 3}')
+
+    log(1)
+    screen = io.StringIO()
+    monkeypatch.setattr("entente.cli.watch.Console", lambda **how: Console(file=screen, force_terminal=True, **how))
+    monkeypatch.setattr("entente.cli.watch.time.sleep", train)
+    monkeypatch.setattr(reading, "_record", counted)
+    watch(run="mine", runs_root=tmp_path)
+    assert len(parsed) == 3 and "3 of 3 steps; it is done" in screen.getvalue()
