@@ -164,7 +164,7 @@ def drop_old_adapters(paths: RunPaths, settings: RetentionSettings) -> int:
 
 def size_of(folder: Path) -> int:
     """Bytes of all files below a folder, without links; 0 without the folder."""
-    return sum(entry.size() for entry in entries_in(folder))
+    return 0 if folder.is_symlink() else Entry(path=folder, is_folder=True).size()
 
 
 def _removable(entry: Entry, why: str) -> Removable:

@@ -233,8 +233,8 @@ def list_runs(runs_root: Path) -> list[RunLine]:
     return sorted(lines, key=lambda line: (line.written, line.name))
 
 
-def run_line(paths: RunPaths) -> RunLine | None:
-    """None if the folder is no run."""
+def run_line(paths: RunPaths, metrics: MetricsFile | None = None) -> RunLine | None:
+    """None if the folder is no run. `metrics`: what an earlier call has read of them."""
     if not paths.settings.is_file() and not (paths.ledger.is_dir() and any(paths.ledger.iterdir())):
         return None
     name, size = paths.root.name, size_of(paths.root.resolve())  # a run may be a link to another disk
@@ -243,7 +243,7 @@ def run_line(paths: RunPaths) -> RunLine | None:
         return RunLine(name=name, state="damaged", size=size, written=written, trouble="it has no settings.json")
     written = last_written(paths)
     try:
-        run = read_run(paths)
+        run = read_run(paths, metrics)
         base = _score(paths, run.summary or {}, "base", BASE_VERSION)
         trained = _score(paths, run.summary or {}, "trained", run.planned)
         return RunLine(

@@ -19,7 +19,7 @@ from entente.reports.compared import compare_runs
 from entente.reports.games import GameName
 from entente.reports.inspect_rows import Inspector
 from entente.reports.page import Surroundings, commands, owner_of
-from entente.reports.read_run import RunLine, run_line
+from entente.reports.read_run import MetricsFile, RunLine, run_line
 from entente.reports.replay_page import replay_html
 from entente.reports.replayed import read_game, replay_game
 from entente.reports.sentences import state
@@ -66,6 +66,8 @@ class Viewer:
         self.runs_root, self.key, self.jobs = runs_root, key, Jobs()
         self._live: dict[str, LiveRun] = {}
         self._lines: dict[str, tuple[Any, RunLine]] = {}
+        self._metrics: dict[str, MetricsFile] = {}
+        """Of the runs that train, whose lines are read again and again."""
         self._sql: tuple[Any, SqlOfRun] | None = None
         self._lock, self._sql_lock, self._rows_lock = (threading.Lock() for _ in range(3))
         self.drawer = Drawer(
@@ -140,9 +142,13 @@ class Viewer:
         lines = []
         for name, mark in self.runs_mark():
             if name not in self._lines or self._lines[name][0] != mark:
-                if (line := run_line(RunPaths(self.runs_root / name))) is None:
+                paths = RunPaths(self.runs_root / name)
+                metrics = self._metrics.pop(name, None) or MetricsFile(paths.metrics)
+                if (line := run_line(paths, metrics)) is None:
                     continue
                 self._lines[name] = mark, line
+                if line.state == "training":
+                    self._metrics[name] = metrics
             lines.append(self._lines[name][1])
         shown = [self._run_row(line) for line in sorted(lines, key=lambda line: -line.written)]
         return self.page("runs.html.jinja", self.nav(), runs=shown, root=self.runs_root, every=_EVERY_MS)

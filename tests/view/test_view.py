@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from entente.reports import read_run
 from entente.reports.inspect_rows import Inspector
 from entente.settings.layers import settings_of
 from entente.view.run_pages import weights_for, why_it_won
@@ -134,6 +135,21 @@ def test_a_killed_run_and_one_that_trains_say_what_they_are(asked: Asked, stored
         and "Cut at step 2 of 2" in asked("/run/copy").text
         and "2 runs, each with" in asked("/compare?run=before&run=copy").text
     )
+
+
+def test_the_list_of_runs_parses_the_new_metrics_of_a_run_that_trains_alone(
+    asked: Asked, stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 20,000 steps it parsed all of them each time that a file of the run changed."""
+    parsed, record = list[bytes](), read_run._record
+    monkeypatch.setattr(read_run, "_record", lambda line, records: bool(parsed.append(line)) or record(line, records))
+    lines = stored_run.metrics.read_text().splitlines()
+    with file_lock(stored_run.lock):
+        assert ">training<" in asked("/").text and len(parsed) == len(lines)
+        with stored_run.metrics.open("a") as file:
+            file.write(json.dumps(json.loads(lines[-1]) | {"step": 3, "time/step_s": 1.0, "train/reward": 7.25}) + "\n")
+        assert "+7.25" in asked("/").text and len(parsed) == len(lines) + 1
+    assert ">training<" not in asked("/").text
 
 
 def test_damage_is_a_sentence_in_its_place(asked: Asked, stored_run: RunPaths):
