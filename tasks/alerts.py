@@ -2,7 +2,9 @@
 stops the run."""
 
 import asyncio
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +17,8 @@ from storage.runs import RunPaths
 
 BEAT_S = 5.0
 """Seconds between checks for a stalled run or a full disk."""
+_SLEPT_S = 60.0
+"""By which the clock gets ahead of a monotonic one, which stands still while a machine sleeps."""
 EVENT = "entente.alert"
 """Prefix of an alert's event in Prefect, `entente.alert.<rule>`."""
 
@@ -27,7 +31,7 @@ class AlertDesk:
         home = get_current_settings().home
         folders = [paths.root, *([home] if (home / "prefect.db").is_file() else [])]
         self._watch = Watch(paths.root.name, max_policy_lag=max_policy_lag, folders=folders, done=done)
-        self._file = paths.alerts
+        self._file, self._touched = paths.alerts, paths.scores
         self._last_step = time.monotonic()
         self._checking: asyncio.Task[None] | None = None
 
@@ -45,8 +49,13 @@ class AlertDesk:
         await asyncio.gather(self._checking, return_exceptions=True)
 
     async def _check_quiet(self) -> None:
+        ahead = time.time() - time.monotonic()
         while True:
             await asyncio.sleep(BEAT_S)
+            before, ahead = ahead, time.time() - time.monotonic()
+            if ahead - before > _SLEPT_S:
+                with suppress(OSError):
+                    os.utime(self._touched)  # else recovery would take a night's sleep for a hang
             self._raise(self._watch.quiet(time.monotonic() - self._last_step))
 
     def _raise(self, alerts: list[Alert]) -> None:

@@ -69,7 +69,7 @@ class _NoWaits(selectors.DefaultSelector):
 def run_in_virtual_time(work: Coroutine[Any, Any, Found], *modules: ModuleType) -> Found:
     """Run `work` in an event loop whose timers cost no time, so that the order of events does not depend on the machine.
 
-    Functions for threads are called in place. `time.monotonic` in `modules` is the loop's clock.
+    Functions for threads are called in place. `time.monotonic` and `time.time` in `modules` are the loop's clock.
     """
     selector = _NoWaits()
     loop = asyncio.SelectorEventLoop(selector)
@@ -81,5 +81,5 @@ def run_in_virtual_time(work: Coroutine[Any, Any, Found], *modules: ModuleType) 
         patch.setattr(loop, "time", lambda: selector.now)
         patch.setattr(asyncio, "to_thread", in_place)
         for module in modules:
-            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: selector.now))
+            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: selector.now, time=lambda: selector.now))
         return runner.run(work)

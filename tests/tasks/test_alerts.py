@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage.runs import RunPaths
+from storage.runs import RunPaths, last_change
 from tasks import alerts
 from tasks.alerts import AlertDesk
 from tests.waiting import run_in_virtual_time
@@ -57,3 +59,22 @@ def test_a_quiet_run_is_said_to_be_stalled(tmp_path: Path, said: list[str], even
     run_in_virtual_time(run(), alerts)
     assert [event["event"] for event in events] == ["entente.alert.stalled"]
     assert events[0]["payload"]["step"] == 7 and "mine, step 7: no step was finished" in events[0]["payload"]["sentence"]
+
+
+def test_the_sleep_of_a_machine_is_no_hang(tmp_path: Path, said: list[str]):
+    """After a night without a file, recovery killed a run that was well, if it looked before the run's next file."""
+    paths = RunPaths(tmp_path / "mine").create()
+    paths.settings.write_text("{}")
+
+    async def run() -> None:
+        async with AlertDesk(paths, max_policy_lag=2):
+            for place in (paths.root, *paths.root.iterdir()):
+                os.utime(place, (1.0, 1.0))
+            await asyncio.sleep(20 * 60)
+            assert last_change(paths) == 1.0, "a hang that is none of a machine leaves no sign of life"
+            clock = alerts.time.monotonic
+            alerts.time.time = lambda: clock() + 8 * 3600
+            await asyncio.sleep(2 * alerts.BEAT_S)
+
+    run_in_virtual_time(run(), alerts)
+    assert time.time() - last_change(paths) < 60 and not said
