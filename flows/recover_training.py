@@ -107,11 +107,11 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
     tagged = FlowRunFilterTags(all_=TAGS)
     bad = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED]))
     recent = FlowRunFilterEndTime(after_=cast(DateTime, now("UTC") - _LOOKS_BACK))
-    ended = await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=bad, end_time=recent))
+    ended = await _flow_runs(client, FlowRunFilter(tags=tagged, state=bad, end_time=recent))
     busy = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]))
     ended += await _named_by_cancelled(client, bad, recent)
     candidates = {run.id for run in ended}
-    for run in await client.read_flow_runs(flow_run_filter=FlowRunFilter(tags=tagged, state=busy)):
+    for run in await _flow_runs(client, FlowRunFilter(tags=tagged, state=busy)):
         runs_root = _runs_root(run)
         assert run.state is not None
         # The process of a pending run has not begun: a record is of the start before a Retry.
@@ -132,17 +132,25 @@ async def _find_candidates(client: PrefectClient) -> set[UUID]:
 
 async def _named_by_cancelled(client: PrefectClient, bad: FlowRunFilterState, recent: FlowRunFilterEndTime) -> list[FlowRun]:
     """The ended flow runs of checks that Prefect cancelled because another was under way, as after days without a worker: these
-    may have ended long before. Those that were due first count, because a server lists 200."""
+    may have ended long before."""
     checks = FlowRunFilterTags(all_=[PROJECT_TAG, "recover"])
     cancelled = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLED]))
     only = FlowRunFilter(tags=checks, state=cancelled, end_time=recent)
     ids = set[UUID]()
-    for check in await client.read_flow_runs(flow_run_filter=only, sort=FlowRunSort.EXPECTED_START_TIME_ASC):
+    for check in await _flow_runs(client, only):
         with suppress(ValueError):  # most name none
             ids.add(UUID(check.parameters.get("flow_run_id") or ""))
     if not ids:
         return []
-    return await client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[*ids]), state=bad))
+    return await _flow_runs(client, FlowRunFilter(id=FlowRunFilterId(any_=[*ids]), state=bad))
+
+
+async def _flow_runs(client: PrefectClient, only: FlowRunFilter) -> list[FlowRun]:
+    """All of them, page by page: a server lists 200 at a time, and two days without a worker leave 576 checks."""
+    found = list[FlowRun]()
+    while page := await client.read_flow_runs(flow_run_filter=only, sort=FlowRunSort.EXPECTED_START_TIME_ASC, offset=len(found)):
+        found += page
+    return found
 
 
 async def _end_lost_tasks(client: PrefectClient) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed
 from entente.settings.layers import layered_settings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.child import process_start
-from flows.recover_training import SILENT, recover_training
+from flows.recover_training import SILENT, _find_candidates, recover_training
 from flows.train_policy import train_policy
 from flows.work_record import WORK_FOLDER, machine, read_work, record_work
 from storage.files import file_lock, publish_once
@@ -295,6 +296,22 @@ def test_a_check_takes_over_what_prefect_named_to_one_that_it_cancelled(place: P
     assert "continues after step 1" in asyncio.run(recover_training(runs_root=place.root))[str(lost.id)]
     assert "handled already" in asyncio.run(recover_training(runs_root=place.root))[str(lost.id)]
     assert len(asyncio.run(place.started())) == 1
+
+
+def test_a_run_that_only_the_last_of_many_cancelled_checks_names_is_found():
+    """Two days without a worker leave 576 checks, one each five minutes, and a server lists 200 at a time."""
+    checks, lost = [SimpleNamespace(id=UUID(int=each), parameters={"flow_run_id": ""}) for each in range(576)], UUID(int=999)
+    checks[-1].parameters["flow_run_id"] = str(lost)
+
+    async def read(*, flow_run_filter: FlowRunFilter, offset: int = 0, **_: Any) -> list[Any]:
+        if flow_run_filter.id is not None:
+            return [SimpleNamespace(id=each) for each in flow_run_filter.id.any_ or ()][offset:]
+        state = flow_run_filter.state
+        cancelled = state is not None and state.type is not None and state.type.any_ == [StateType.CANCELLED]
+        return checks[offset : offset + 200] if cancelled else []
+
+    client: Any = SimpleNamespace(read_flow_runs=read)
+    assert asyncio.run(_find_candidates(client)) == {lost}
 
 
 @pytest.mark.system
