@@ -18,7 +18,8 @@ from storage.files import durable_write, make_directory, names_in, remove_folder
 from storage.runs import check_name
 
 _SETTINGS, _FILES = "settings.json", "files.json"
-_LARGEST = 1 << 20
+_LARGEST, _LARGEST_FILES = 1 << 20, 64 << 20
+"""Bytes of the two: a file of games or labels takes 25, and 100,000 games of labels are 25,000 files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def _files(work: WorkFolder) -> dict[str, dict[str, dict[str, int]]]:
     """By kind and folder, the size of each file in bytes."""
     if not (work.root / _FILES).is_file():
         raise InputError(f"model '{work.final.name}' was begun by another release: go on with that, or remove '{work.root}'")
-    return dict(read_json_object(work.root / _FILES, at_most=_LARGEST, what="file"))
+    return dict(read_json_object(work.root / _FILES, at_most=_LARGEST_FILES, what="file"))
 
 
 def _sizes(folder: Path) -> dict[str, int]:

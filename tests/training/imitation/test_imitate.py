@@ -249,3 +249,12 @@ def test_a_kill_at_any_moment_is_resumed_by_the_command_to_the_same_bytes(entent
     resumed = entente("model", "imitate", "cut", "--resume")
     assert (resumed.returncode, resumed.stdout) == (0, "runs/_models/cut\n"), resumed.stderr
     assert content(models / "cut") == content(models / "whole")
+
+
+def test_a_model_may_learn_from_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """More than 40,000 made the list of them too large to be read."""
+    sizes = {f"{8 * number:06d}.arrow": 100_000 for number in range(60_000)}
+    monkeypatch.setattr("entente.training.imitation.work._sizes", lambda folder: sizes)
+    work = work_folder(tmp_path, "small")
+    begin(work, SMALL, tmp_path / "recorded-1")
+    assert begun_games(work, tmp_path) == tmp_path / "recorded-1"
