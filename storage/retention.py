@@ -189,8 +189,9 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:
-    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.ledger, paths.shards]
-    return [paths.root, *inner, *(paths.shards / producer for producer in folders_in(paths.shards))]
+    inner = [paths.adapters, paths.checkpoints, paths.scores, paths.track, paths.matches, paths.ledger, paths.shards]
+    by_producer = [folder / producer for folder in (paths.shards, paths.league) for producer in folders_in(folder)]
+    return [paths.root, *inner, *by_producer]
 
 
 def _scored_version(file: Path) -> int:

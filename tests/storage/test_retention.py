@@ -166,6 +166,9 @@ LEFT: dict[str, Callable[[RunPaths], Path]] = {
     "summary": lambda run: make_file(aside_of_dead(run.summary)),
     "metrics": lambda run: make_file(run.root / ".metrics.jsonl.tmp"),
     "checkpoint": lambda run: make_folder(run.checkpoints / ".step_000007.writing"),
+    "score of a version": lambda run: make_file(aside_of_dead(run.track / "v000010.json")),
+    "match": lambda run: make_file(aside_of_dead(run.matches / "base-newest.json")),
+    "league": lambda run: make_file(aside_of_dead(run.league / "local" / "000012.json")),
 }
 
 
