@@ -10,9 +10,10 @@ import pynvml
 import pytest
 
 from entente.telemetry.cards import VARIABLE, visible_cards
-from entente.telemetry.devices import GpuSampler, append_line, read_device
+from entente.telemetry.devices import LARGEST_FILE, GpuSampler, append_line, read_device
 from entente.telemetry.metrics import check
 from storage.run_sql import ask, connect
+from storage.run_views import VIEWS
 from storage.runs import RunPaths
 from tests.telemetry.fake_nvml import FakeCard, FakeNvml
 from tests.waiting import wait_until
@@ -128,6 +129,7 @@ def test_the_file_of_readings_is_bounded(tmp_path: Path):
     sizes = {each.name: each.stat().st_size for each in tmp_path.iterdir()}
     assert set(sizes) == {"devices.jsonl", "devices.before.jsonl"} and max(sizes.values()) < 600
     assert json.loads(file.read_text().splitlines()[-1]) == {"number": 199}
+    assert f"the newest {LARGEST_FILE >> 20} to {LARGEST_FILE >> 19} MiB" in VIEWS["devices"]
 
 
 @pytest.mark.gpu
