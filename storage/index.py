@@ -89,6 +89,8 @@ class Index:
         self._held: dict[str, Shard] = {}
         self._groups: dict[str, set[int]] = {}
         """Start groups of the held shards, by producer."""
+        self._listed: dict[str, set[str]] = {}
+        """Names of files that a refresh has listed, by producer: a long run has more than a hundred thousand."""
         self._steps: set[int] = set()
         self._left: Counter[str] = Counter()
         """Advantage groups of dropped shards, by their last eligibility; `expired` includes `expired_with_range`."""
@@ -133,7 +135,7 @@ class Index:
     def refresh(self) -> int:
         """Add new ledgers and shards; returns the number of new decisions."""
         recorded = self._new_ledgers()  # before the shards, so that each shard that they name is there
-        names = shard_names(self._paths) if self._only is None else sorted(self._only)
+        names = shard_names(self._paths, self._listed) if self._only is None else sorted(self._only)
         new = [name for name in names if name not in self.newest_versions]
         new_rows = 0
         for first in range(0, len(new), _SHARDS_PER_INSERT):

@@ -60,14 +60,16 @@ class Shard:
     """Reasons of the forks that failed before their first row."""
 
 
-def shard_names(paths: RunPaths) -> list[str]:
-    """Producer by producer, in the order of their start groups, whose numbers may have more than six digits."""
-    return [
-        f"{producer}/{name}"
-        for producer in folders_in(paths.shards)
-        for name in sorted(names_in(paths.shards / producer), key=lambda name: (len(name), name))
-        if SHARD_NAME.fullmatch(name)
-    ]
+def shard_names(paths: RunPaths, listed: dict[str, set[str]] | None = None) -> list[str]:
+    """Producer by producer, in the order of their start groups, whose numbers may have more than six digits. `listed`: names of
+    files by producer that earlier calls have listed; these are left out, and new ones are added."""
+    listed, found = {} if listed is None else listed, list[str]()
+    for producer in folders_in(paths.shards):
+        new = set(names_in(paths.shards / producer)) - listed.setdefault(producer, set())
+        listed[producer] |= new
+        shards = sorted(filter(SHARD_NAME.fullmatch, new), key=lambda name: (len(name), name))
+        found += [f"{producer}/{name}" for name in shards]
+    return found
 
 
 def readable_shards(paths: RunPaths) -> Iterator[tuple[str, Shard]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from entente.telemetry.errors import DataError
+from storage import shards
 from storage.gather import MappedShards, ShardDamaged, gather
 from storage.index import Index, open_index
 from storage.ledger import write_ledger
@@ -325,3 +327,15 @@ def test_a_new_shard_is_compared_with_no_other_shard_one_by_one(paths: RunPaths,
     publish(range(2, 4))
     index.refresh()
     assert len(index._held) == 2 and not index.refused and Counted.reads == 0
+
+
+def test_a_refresh_looks_at_the_names_of_new_files_alone(paths: RunPaths, publish: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refresh sorted all names of a long run, several times a step."""
+    matched, pattern = list[str](), shards.SHARD_NAME
+    counting = SimpleNamespace(fullmatch=lambda name: bool(matched.append(name)) or pattern.fullmatch(name))
+    publish(range(2))
+    index = open_index(paths)
+    publish(range(2, 4))
+    monkeypatch.setattr(shards, "SHARD_NAME", counting)
+    assert index.refresh() and sorted(index.newest_versions) == ["p0/000000.arrow", "p0/000002.arrow"]
+    assert len(matched) == 2 and all(name.startswith("000002") for name in matched), "the new shard and its phases"
