@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 from entente.records.rows import PlayedPhase
 from entente.telemetry.errors import DataError
 from storage.arrow_files import DECISION_SCHEMA, map_arrow, to_table
+from storage.files import file_marks
 from storage.gather import Batch, MappedShards, ShardDamaged, gather
 from storage.ledger import ROWS_SCHEMA, Eligible, ledger_path, read_ledger_file, recorded_steps
 from storage.own_selection import ask_for_start_groups
@@ -91,6 +92,8 @@ class Index:
         """Start groups of the held shards, by producer."""
         self._listed: dict[str, set[str]] = {}
         """Names of files that a refresh has listed, by producer: a long run has more than a hundred thousand."""
+        self._refused: dict[str, tuple[int, int] | None] = {}
+        """Marks of the files of shards that were refused, from before they were read; None: missing."""
         self._steps: set[int] = set()
         self._left: Counter[str] = Counter()
         """Advantage groups of dropped shards, by their last eligibility; `expired` includes `expired_with_range`."""
@@ -133,10 +136,14 @@ class Index:
         return decision_facts(decisions, shard, self._storage.reward_weights, self._storage.discount), phase_facts(phases, shard)
 
     def refresh(self) -> int:
-        """Add new ledgers and shards; returns the number of new decisions."""
+        """Add new ledgers and shards; returns the number of new decisions. A refused shard is new once its file is another one,
+        as after its start groups were played again."""
         recorded = self._new_ledgers()  # before the shards, so that each shard that they name is there
         names = shard_names(self._paths, self._listed) if self._only is None else sorted(self._only)
-        new = [name for name in names if name not in self.newest_versions]
+        replaced = self._replaced()
+        new = [name for name in names if name not in self.newest_versions] + replaced
+        if replaced and self._oldest is not None:  # their rows were left out below
+            recorded |= self._ledgers_again(replaced)
         new_rows = 0
         for first in range(0, len(new), _SHARDS_PER_INSERT):
             shards = [self._read_shard(name) for name in new[first : first + _SHARDS_PER_INSERT]]
@@ -163,10 +170,23 @@ class Index:
         new = sorted(step for step in recorded_steps(self._paths) if step >= first and step not in self._steps)
         return {step: _recorded(step, read_ledger_file(ledger_path(self._paths, step))) for step in new}
 
+    def _replaced(self) -> list[str]:
+        now = {name: file_marks(self._paths.shards / name) for name in self._refused}
+        found = [name for name, marks in now.items() if marks is not None and marks != self._refused[name]]
+        for name in found:
+            del self._refused[name]
+            self.connection.execute("DELETE FROM rejected_files WHERE shard = ?", [name])
+        return found
+
+    def _ledgers_again(self, names: list[str]) -> dict[int, pa.Table]:
+        """The rows of these shards in ledgers that were read before."""
+        known = {step: _recorded(step, read_ledger_file(ledger_path(self._paths, step))) for step in sorted(self._steps)}
+        return {step: rows.filter(pc.is_in(rows["shard"], pa.array(names, pa.string()))) for step, rows in known.items()}
+
     def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
         """Verified facts of a shard and its phases; None if it is too old, damaged, or just removed."""
         path = self._paths.shards / name
-        self.newest_versions[name] = NO_ROWS
+        marks, self.newest_versions[name] = file_marks(path), NO_ROWS
         try:
             if self._oldest is not None:
                 self.newest_versions[name] = describe_shard(path).newest_version
@@ -176,6 +196,7 @@ class Index:
             shard, phases = describe_shard(path, file.table), open_phases(path, file.table)
             self._refuse_repeated(shard)
         except DataError as error:
+            self._refused[name] = marks
             if self._only is not None or path.exists():
                 self._refuse(name, str(error))
             return None
@@ -298,6 +319,7 @@ class Index:
             return gather(rows, self._mapped.get)
         except ShardDamaged as error:
             self._drop([error.shard])
+            self._refused[error.shard] = file_marks(self._paths.shards / error.shard)
             self._refuse(error.shard, str(error))
             raise
 

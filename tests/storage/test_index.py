@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from entente.telemetry.errors import DataError
@@ -22,7 +23,8 @@ from storage.ledger import write_ledger
 from storage.run_sql import connect
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
-from storage.shards import open_shard, publish_shard
+from storage.shards import coverage, open_shard, publish_shard
+from tests.damage import flip
 from tests.storage.make_rows import make_shard_rows
 
 ASKED = {"step": 1, "policy_version": 0, "start_groups": 99}
@@ -339,3 +341,22 @@ def test_a_refresh_looks_at_the_names_of_new_files_alone(paths: RunPaths, publis
     monkeypatch.setattr(shards, "SHARD_NAME", counting)
     assert index.refresh() and sorted(index.newest_versions) == ["p0/000000.arrow", "p0/000002.arrow"]
     assert len(matched) == 2 and all(name.startswith("000002") for name in matched), "the new shard and its phases"
+
+
+def test_start_groups_of_a_damaged_shard_that_were_played_again_are_selected(paths: RunPaths, publish: Any) -> None:
+    """As after a resume: the trainer reads the shards of later steps before the flow sets a damaged one aside and plays again."""
+    publish(range(2), "local")
+    damaged, decisions = publish(range(2, 4), "local")
+    held = Index(paths, oldest=0)
+    rows = open_index(paths).select_batch(**ASKED)[0]
+    write_ledger(paths, 1, rows.filter(pc.equal(rows["start_group"], 2)), {})
+    again = {path: path.read_bytes() for path in (damaged.phases_path, damaged.path)}
+    flip(damaged.path)
+    assert held.refresh() and [name for name, _ in held.refused] == ["local/000002.arrow"]
+    assert coverage(paths, "local", 2, 2).missing == ((2, 2),)
+    assert held.refresh() == 0
+    for path, content in again.items():
+        path.write_bytes(content)
+    assert held.refresh() == len(decisions) and not held.refused and held.refresh() == 0
+    selected, counts = held.select_batch(step=2, policy_version=0, start_groups=99)
+    assert {*selected["start_group"].to_pylist()} == {0, 1, 3} and counts["used"], "a ledger has the rows of start group 2"
