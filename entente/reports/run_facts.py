@@ -140,29 +140,38 @@ class RowCounter:
         self._groups: dict[tuple[str, int], str] = {}
         self._returns: dict[int, tuple[float, int]] = {}
         self._failures: Counter[str] = Counter()
-        self._refused: list[tuple[str, str]] = []
+        self._refused: dict[str, tuple[str, object]] = {}
+        """Why, and the marks of the file from before it was read."""
         self._decisions = 0
 
     def read(self, most: int | None = None) -> RowFacts:
-        """What all shards hold that were read so far, after reading at most `most` new ones."""
-        new = [name for name in shard_names(self._paths) if name not in self._read]
+        """What all shards hold that were read so far, after reading at most `most` new ones. A refused shard is new once its file
+        is another one, as after its start groups were played again."""
+        new = [name for name in shard_names(self._paths) if name not in self._read or self._is_replaced(name)]
         for name in new[:most]:
             self._read.add(name)
+            self._refused.pop(name, None)
             path = self._paths.shards / name
+            marks = file_marks(path)
             try:
                 decisions = open_shard(path)
                 open_phases(path, decisions)
                 self._add(name, path, decisions)
             except DataError as error:
-                if path.exists():  # else it was removed meanwhile
-                    self._refused.append((name, str(error)))
+                if path.exists():
+                    self._refused[name] = str(error), marks
+                else:  # it was removed meanwhile
+                    self._read.discard(name)
         return RowFacts(
             return_of_all={version: total / rows for version, (total, rows) in sorted(self._returns.items())},
             failures=sorted(self._failures.items(), key=lambda each: (-each[1], each[0])),
-            refused=list(self._refused),
+            refused=[(name, sentence) for name, (sentence, _) in self._refused.items()],
             decisions=self._decisions,
             left=len(new[most:]) if most is not None else 0,
         )
+
+    def _is_replaced(self, name: str) -> bool:
+        return name in self._refused and self._refused[name][1] != file_marks(self._paths.shards / name)
 
     def _add(self, name: str, path: Path, decisions: pa.Table) -> None:
         producer = name.partition("/")[0]

@@ -252,6 +252,19 @@ def test_every_line_under_ask_further_can_be_typed_and_its_sql_answers(run_folde
     assert queries == 3 and len(lines) == 6
 
 
+def test_an_open_page_counts_a_damaged_shard_that_was_played_again(stored_run: RunPaths):
+    rows, shard = read_facts(stored_run).rows, sorted(stored_run.shards.rglob("000000.arrow"))[0]
+    content, reader = shard.read_bytes(), FactsReader(stored_run)
+    flip(shard)
+    damaged = reader.whole().rows
+    assert rows and damaged and len(damaged.refused) == 1 and damaged.decisions < rows.decisions
+    shard.unlink()
+    assert reader.whole().rows is not None
+    shard.write_bytes(content)
+    again = reader.whole().rows
+    assert again and not again.refused and again.decisions == rows.decisions and again.return_of_all == rows.return_of_all
+
+
 def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_folder: RunPaths, page_of: MakePage):
     base = read_score(run_folder, "base")
     assert base is not None
