@@ -2,6 +2,7 @@
 
 A model has `model.safetensors`, or the shards that `model.safetensors.index.json` names. No engine loads other files of the
 folder, such as `consolidated.safetensors`, `original/` or `pytorch_model.bin`, so they are neither counted nor hashed nor copied.
+A folder with the config of an adapter is refused, because transformers would load its weights too.
 """
 
 import json
@@ -19,6 +20,7 @@ _FORMATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloa
 _QUANTISED = ("quantization_config", "compression_config")
 _QUANTISED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Files that older quantisation tools write instead."""
+_ADAPTER = "adapter_config.json"
 _GIVE = "give it in float32, bfloat16 or float16, in which trainer and engines compute"
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors format."""
@@ -86,8 +88,14 @@ def _header(file: Path) -> dict[str, StoredTensor]:
 
 
 def check_computed(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise InputError if the model is quantised or a weight has an unsupported dtype; or see `stored_tensors`."""
+    """Raise InputError if the model is quantised, a weight has an unsupported dtype, or the folder also holds an adapter; or see
+    `stored_tensors`."""
     check_not_quantised(str(folder), config)
+    if (folder / _ADAPTER).exists():  # transformers would apply it, vLLM would not, and the model's identity has no hash of it
+        raise InputError(
+            f"model '{folder}' has an {_ADAPTER} beside its weights, so transformers would compute another model than vLLM: "
+            "merge the adapter into the weights, or give a copy of the folder without the adapter's files"
+        )
     if file := next((name for name in _QUANTISED_FILES if (folder / name).is_file()), ""):
         check_not_quantised(str(folder), {_QUANTISED[0]: {"quant_method": f"by {file}"}})
     if (named := _named_format(config)) not in (None, *_FORMATS.values()):

@@ -100,6 +100,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "lacks 'model-7.safetensors'",
     ),
     "an empty index": (spoil("model.safetensors.index.json", b"{}"), "names no weight files"),
+    "an adapter beside the weights": (spoil("adapter_config.json", b"{}"), "has an adapter_config.json beside its weights"),
     "cut": (lambda folder: os.truncate(folder / "model.safetensors", 100), "cut or damaged"),
     **{
         f"quantised by {name}": (configured(quantization_config={"quant_method": name}), rf"quantised \({name}\)")
