@@ -23,12 +23,13 @@ def key_file() -> Path:
 
 
 def send_key(address: str) -> None:
-    """Send the key from this process and its children, if the server at `address` is on this machine and a key exists."""
-    if os.environ.get(SENT):
+    """Send the key from this process and its children, if the server at `address` is on this machine and a key exists: the one
+    that `WANTED` names for the servers of this machine, else that of the file."""
+    if os.environ.get(SENT) or urlsplit(address).hostname not in LOOPBACK:
         return
     if key := os.environ.get(WANTED):
         os.environ[SENT] = key
-    elif urlsplit(address).hostname in LOOPBACK and key_file().is_file():
+    elif key_file().is_file():
         os.environ[SENT] = _read()
 
 

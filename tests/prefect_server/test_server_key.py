@@ -83,6 +83,14 @@ def test_what_the_user_set_stands(monkeypatch: pytest.MonkeyPatch):
     assert not key_file().exists()
 
 
+def test_a_key_that_the_user_set_for_the_server_here_goes_to_no_server_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(WANTED, "me:mine")
+    send_key("http://server.internal:4200/api")
+    assert SENT not in os.environ
+    send_key("http://127.0.0.1:4200/api")
+    assert os.environ[SENT] == "me:mine"
+
+
 def test_a_key_that_others_can_read_is_refused():
     want_key()
     key_file().chmod(0o640)
