@@ -27,7 +27,7 @@ from entente.prefect_server.automations import apply, limit_queue, read_all, ser
 from entente.prefect_server.database import check_database
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.prefect_server.own_server import check_client, check_home, last_words, wait_until_up, who_answers
-from entente.prefect_server.server_key import key_file, send_key, want_key
+from entente.prefect_server.server_key import check_listener, key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError
 from storage.files import check_writable, durable_write, file_lock
@@ -189,6 +189,8 @@ def _server(address: str, port: int) -> None:
     from_environment = bool(os.environ.get(_API))
     reason = _why_not_prefect(f"{address}/api")
     if not reason:
+        if not from_environment and not os.environ.get("PREFECT_API_AUTH_STRING"):
+            check_listener(address)
         send_key(address)
         if who_answers(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")) == "refuses":
             folder = "" if from_environment else folder_behind(port)

@@ -15,6 +15,11 @@ from storage.files import publish_once
 
 SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 _USER = "entente"
+_SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""The kernel's tables of sockets, with the user of each: proc_net_tcp(5)."""
+_LISTENS = "0A"
+_HOSTS = ("0100007F", "00000000", "0" * 32, "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
+"""Loopback and any address there, as a little-endian machine writes them."""
 
 
 def key_file() -> Path:
@@ -24,21 +29,38 @@ def key_file() -> Path:
 
 def send_key(address: str) -> None:
     """Send the key from this process and its children, if the server at `address` is on this machine and a key exists: the one
-    that `WANTED` names for the servers of this machine, else that of the file."""
+    that `WANTED` names for the servers of this machine, else that of the file. Raises InputError if another user's process
+    listens there, which would get it."""
     if os.environ.get(SENT) or urlsplit(address).hostname not in LOOPBACK:
         return
-    if key := os.environ.get(WANTED):
+    if key := os.environ.get(WANTED) or _read():
+        check_listener(address)
         os.environ[SENT] = key
-    elif key_file().is_file():
-        os.environ[SENT] = _read()
 
 
 def want_key() -> str:
     """Create a missing key. Set and return the key that the next server requires and this process sends."""
     if not (os.environ.get(SENT) or os.environ.get(WANTED)) and not key_file().is_file():
         _make()
-    send_key("http://127.0.0.1")
-    return os.environ.setdefault(WANTED, os.environ[SENT])
+    key = os.environ.get(SENT) or os.environ.get(WANTED) or _read()
+    os.environ[SENT] = key
+    return os.environ.setdefault(WANTED, key)
+
+
+def check_listener(address: str) -> None:
+    """Raise InputError if a process of another user, besides root, listens at the port of this address of this machine. Without
+    /proc, as on macOS, nothing tells."""
+    place = urlsplit(address)
+    port = place.port or (443 if place.scheme == "https" else 80)
+    for table in _SOCKETS:
+        for line in table.read_text().splitlines()[1:] if table.is_file() else ():
+            _, local, _, state, _, _, _, user, *_ = line.split()
+            host, _, its_port = local.rpartition(":")
+            if state == _LISTENS and int(its_port, 16) == port and host in _HOSTS and int(user) not in (0, os.geteuid()):
+                raise InputError(
+                    f"a process of another user listens at {address}, and a server there could run programs as you: use another "
+                    f"port (`entente up --port`); if you trust that server, set {SENT} to its key"
+                )
 
 
 def _make() -> None:
@@ -52,7 +74,10 @@ def _make() -> None:
 
 
 def _read() -> str:
+    """The key in the file; empty without one."""
     file = key_file()
+    if not file.is_file():
+        return ""
     if file.stat().st_mode & 0o077:
         raise InputError(f"others can read the server's key in '{file}': remove it, then `entente down` and `entente up`")
     key = file.read_text().strip()

@@ -8,12 +8,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx
 import pytest
 
+from entente.prefect_server import server_key
 from entente.prefect_server.environment import LOOPBACK, prepare_environment
 from entente.prefect_server.own_server import who_answers
 from entente.prefect_server.server_key import key_file, send_key, want_key
@@ -89,6 +90,23 @@ def test_a_key_that_the_user_set_for_the_server_here_goes_to_no_server_elsewhere
     assert SENT not in os.environ
     send_key("http://127.0.0.1:4200/api")
     assert os.environ[SENT] == "me:mine"
+
+
+LISTENS = "   0: {}:1068 {}:0000 0A 00000000:00000000 00:00000000 00000000 {:5d}        0 233805 1 0 100 0 0 10 0\n"
+
+
+@pytest.mark.parametrize("place", ["0100007F", "00000000", "0" * 32, "0" * 24 + "01000000"], ids=["loopback", "any", "::", "::1"])
+def test_no_key_goes_to_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str):
+    want_key()
+    for name in (SENT, WANTED):
+        monkeypatch.delenv(name)
+    table = tmp_path / "tcp"
+    monkeypatch.setattr(server_key, "_SOCKETS", (table, tmp_path / "tcp6"))
+    for user, sent in ((os.geteuid() + 1, False), (os.geteuid(), True)):
+        table.write_text("  sl  local_address rem_address\n" + LISTENS.format(place, "0" * len(place), user))
+        with nullcontext() if sent else pytest.raises(InputError, match=r"another user listens at http://127\.0\.0\.1:4200"):
+            send_key("http://127.0.0.1:4200/api")
+        assert (SENT in os.environ) == sent
 
 
 def test_a_key_that_others_can_read_is_refused():
