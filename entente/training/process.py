@@ -16,10 +16,12 @@ import json
 import logging
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -92,13 +94,17 @@ def under_torchrun(processes: int) -> bool:
     return processes > 1 or "PET_NNODES" in os.environ
 
 
-def trainer_command(processes: int) -> list[str]:
+def trainer_command(processes: int, meeting: Path) -> list[str]:
+    """`meeting`: file that torchrun makes and over which it meets its own processes if they are all here, in a folder of this
+    user alone. The port that it would open instead unpickles what anybody sends to it."""
     trainer = [sys.executable, "-P", "-m", "entente.training.process"]
     if not under_torchrun(processes):
         return trainer
     torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    alone = [] if "PET_NNODES" in os.environ else ["--standalone"]
-    return [*torchrun, *alone, "--max-restarts", "0", "--log-dir", os.devnull, "--no-python", *trainer]
+    how = "store_type=file,keep_alive_interval=600"  # each sign of life makes the file longer
+    here = ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-conf", how, "--rdzv-endpoint", str(meeting)]
+    where = [] if "PET_NNODES" in os.environ else here
+    return [*torchrun, *where, "--max-restarts", "0", "--log-dir", os.devnull, "--no-python", *trainer]
 
 
 def _loopback() -> str:
@@ -135,6 +141,7 @@ class TrainerProcess:
         """
         self._log, self._several = paths.trainer_log, under_torchrun(training.processes)
         self._answers_within_s, self._hung = ANSWERS_WITHIN_S, threading.Event()
+        self._meeting = Path(tempfile.mkdtemp(prefix="entente-torchrun-") if self._several else "")
         parent, child = socket.socketpair()
         environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         each = str(max(1, threads // training.processes))
@@ -155,7 +162,7 @@ class TrainerProcess:
             environment[CARD_SHARE] = f"{card_share:.4f}"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                trainer_command(training.processes),
+                trainer_command(training.processes, self._meeting / "store"),
                 stdin=child.fileno(),
                 stdout=log,
                 stderr=log,
@@ -222,6 +229,8 @@ class TrainerProcess:
         except subprocess.TimeoutExpired:
             self._kill()
             self._process.wait()
+        if self._several:
+            shutil.rmtree(self._meeting, ignore_errors=True)
 
     def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
         self.ready()

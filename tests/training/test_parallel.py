@@ -14,6 +14,10 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import FileStore
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.run import config_from_args, parse_args
 
 from benchmarks.trainer_cases import Case, made_up_batch, model_of
 from entente.telemetry.errors import TrainingError
@@ -99,7 +103,7 @@ def environment() -> dict[str, str]:
 def run(small: Path, folder: Path, processes: int, *runs: dict) -> list[dict]:
     """What two updates come to in so many processes, with each of these settings; the leader writes it."""
     folder.mkdir()
-    *starter, _module, _name = trainer_command(processes)
+    *starter, _module, _name = trainer_command(processes, folder / "meeting")
     given = json.dumps([{"processes": processes} | settings for settings in runs])
     words = [*starter, str(WORKER), str(small), str(folder / "found.pt"), given]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=240)
@@ -117,6 +121,20 @@ def assert_same_update(alone: dict, together: dict) -> None:
     assert apart[0] < 1e-6 and apart[1] < 1e-5, "the weights of the second update differ in their last bits already"
     for one, two in zip(alone["weights"], together["weights"], strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=2e-5)  # Adam's first steps divide by gradients near 0
+
+
+def test_torchrun_of_one_machine_meets_its_processes_over_a_file_and_unpickles_nothing_from_a_port(tmp_path: Path):
+    config, *_ = config_from_args(parse_args(trainer_command(2, tmp_path / "meeting")[4:]))
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        **config.rdzv_configs,
+    )
+    _, store = create_backend(parameters)
+    assert isinstance(store, FileStore) and store.path == str(tmp_path / "meeting")
 
 
 @pytest.mark.system
@@ -217,7 +235,7 @@ def test_torchrun_elsewhere_shares_the_updates_and_ends_with_the_trainer(
     meeting = {"PET_NNODES": "2", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
     for name, value in meeting.items():
         monkeypatch.setenv(name, value)
-    words = trainer_command(1)
+    words = trainer_command(1, tmp_path / "meeting")
     log = tmp_path / "elsewhere.log"
     with log.open("wb") as output:
         given = environment() | meeting | {"PET_NODE_RANK": "1"}
