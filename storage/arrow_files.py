@@ -132,7 +132,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     another name.
     """
     try:  # other system errors, such as too many open files, are not the file's fault
-        content = pa.memory_map(str(path)).read_buffer()
+        content = _opened(path).read_buffer()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except pa.ArrowInvalid as error:
@@ -155,6 +155,12 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
     return MappedFile(content, table, sums, mark)
 
 
+def _opened(path: Path) -> pa.MemoryMappedFile:
+    if path.exists() and not path.is_file():  # in a copied run; opening a pipe would wait for a writer
+        raise DataError(f"{path} is not a regular file; {_CURE}")
+    return pa.memory_map(str(path))
+
+
 def _check_rows(path: Path, table: pa.Table, sums: _Sums) -> None:
     written, named = metadata_of(table).get("shard"), f"{path.parent.name}/{path.name}"
     if written != named:
@@ -167,7 +173,7 @@ def _check_rows(path: Path, table: pa.Table, sums: _Sums) -> None:
 def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file, without verifying its rows; raises DataError if these are missing or damaged."""
     try:
-        with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
+        with pa.ipc.open_file(_opened(path)) as reader:
             metadata = metadata_of(reader)
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error

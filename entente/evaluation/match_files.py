@@ -24,6 +24,7 @@ from entente.evaluation.matches import GameResult
 from entente.evaluation.settings import MatchSettings
 from entente.game.snapshot import Snapshot
 from entente.telemetry.errors import DataError
+from entente.telemetry.read_file import open_regular
 from storage.control import code_of_play
 from storage.files import durable_write, make_directory
 
@@ -101,6 +102,7 @@ def read_matches(folder: Path) -> list[MatchRecord]:
 
 def read_match(file: Path) -> MatchRecord:
     try:
-        return _RECORD.validate_json(file.read_bytes())
+        with open_regular(file) as stream:
+            return _RECORD.validate_json(stream.read())
     except ValidationError as error:
         raise DataError(f"{file} is not a match of this version: delete it, and run the match again") from error

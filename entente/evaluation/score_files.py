@@ -15,6 +15,7 @@ from entente.evaluation.intervals import Estimate
 from entente.evaluation.settings import EvaluationSettings
 from entente.evaluation.strength import Score
 from entente.telemetry.errors import DataError
+from entente.telemetry.read_file import open_regular
 from storage.files import durable_write, make_directory
 from storage.runs import RunPaths
 
@@ -47,7 +48,8 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
     """The record with this label; None if there is none. Raises DataError if it is damaged or has another label."""
     file = paths.scores / f"{label}.json"
     try:
-        record = _RECORD.validate_json(file.read_bytes())
+        with open_regular(file) as stream:
+            record = _RECORD.validate_json(stream.read())
     except FileNotFoundError:
         return None
     except ValidationError as error:

@@ -1,5 +1,6 @@
 """Rows come back from a file as they went in, a checksum sees every change, and no damaged byte is read as data."""
 
+import os
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from entente.records.rows import Decision, decision_id
 from entente.telemetry.errors import DataError
 from storage import arrow_files
-from storage.arrow_files import DECISION_SCHEMA, SCHEMA_VERSION, check_tokens, row_checksums, to_table
+from storage.arrow_files import DECISION_SCHEMA, SCHEMA_VERSION, check_tokens, map_arrow, read_metadata, row_checksums, to_table
 from storage.shards import open_phases, open_shard
 
 ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6)
@@ -183,6 +184,18 @@ def test_a_file_with_nulls_is_refused(tmp_path: Path) -> None:
     assert arrow_files.write_arrow(pa.table({"a": ["x", None]}), tmp_path / "a.arrow", {})
     with pytest.raises(DataError, match="holds nulls"):
         arrow_files.map_arrow(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize("read", [map_arrow, read_metadata])
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    keeps_it_open = os.open(tmp_path / "pipe", os.O_RDWR)  # else a reader that opens it would wait for ever
+    (tmp_path / "000000.arrow").symlink_to("pipe")
+    try:
+        with pytest.raises(DataError, match="is not a regular file"):
+            read(tmp_path / "000000.arrow")
+    finally:
+        os.close(keeps_it_open)
 
 
 def test_another_schema_version_is_refused_by_its_number(publish: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
