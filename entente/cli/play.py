@@ -76,7 +76,7 @@ def play(
     how = how_they_play(temperature, search)
     seats: dict[str, str] = {}
     if file.exists():
-        read_game(file)  # a file that is none is refused before anything is written
+        _check_code(read_game(file), file, against)  # a file that is none is refused before anything is written
     else:
         seats = _seats("" if watch else power, against, seed)
         seats = _resolved({power: with_run(who, run, runs_root) for power, who in seats.items()}, how, runs_root)[0]
@@ -85,6 +85,16 @@ def play(
         if not mine:
             raise InputError(f"game '{file}' is open in another `entente play`: close that, or name another --game")
         _play(file, seats, how, seed, years, port, runs_root, browser=browser)
+
+
+def _check_code(stored: "SavedGame", file: Path, against: str) -> None:
+    """Raise InputError if a seat is a `module:attribute` that --against does not name: a file from elsewhere may name any module
+    of this machine, whose import runs it."""
+    from entente.evaluation.contestants import runs_code
+
+    named = [name.strip() for name in against.split(",")]
+    if code := next((who for who in stored.seats.values() if runs_code(who) and who not in named), ""):
+        raise InputError(f"the player '{code}' of game '{file}' is code of this machine: to run it, name it with --against too")
 
 
 def _resolved(seats: dict[str, str], how: "PlaySettings", runs_root: Path) -> "tuple[dict[str, str], list[Contestant]]":

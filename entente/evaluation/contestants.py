@@ -153,6 +153,12 @@ def needs_run(names: Sequence[str]) -> bool:
     return any(match is not None and not match["run"] for match in matches)
 
 
+def runs_code(name: str) -> bool:
+    """Whether `name` is a `module:attribute`: resolving it imports the module."""
+    plain = name.removesuffix(SEARCHES)
+    return is_player(plain) and plain not in PLAYERS and not _VERSION.fullmatch(plain)
+
+
 def _model(name: str, runs_root: Path) -> Contestant:
     if not Path(name).is_dir():
         raise InputError(f"there is no folder '{name}', so it cannot play: name the folder of a model or an adapter")

@@ -1,6 +1,7 @@
 """`entente play` without its page: which game is opened, and what the command says about one that goes on."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from entente.cli import play as play_module
 from entente.cli.play import play
 from entente.live_games import http_server
+from entente.telemetry.errors import InputError
 
 
 @pytest.fixture
@@ -49,3 +51,16 @@ def test_a_game_that_goes_on_says_who_plays_whatever_the_options_say(opened, tmp
     assert "(people: Italy, Turkey; other players: territorial; to the end of 1902)" in said
     assert "Temperature and search are not stored: this command's apply." in said
     assert json.loads(stored)["years"] == 2 and (tmp_path / "_games" / "evening.json").read_text() == stored
+
+
+def test_code_that_a_game_file_names_runs_only_if_the_command_names_it_too(opened, tmp_path: Path, monkeypatch):
+    (tmp_path / "bot.py").write_text("def hold(legal, rng, board): return [f'{unit} H' for unit in legal.sites]")
+    monkeypatch.syspath_prepend(tmp_path)
+    opened(power="italy")
+    file = tmp_path / "_games" / "evening.json"
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps(stored | {"seats": stored["seats"] | {"FRANCE": "bot:hold"}}))
+    with pytest.raises(InputError, match=r"'bot:hold' of game '.*' is code of this machine"):
+        opened()
+    assert "bot" not in sys.modules
+    assert "other players: bot:hold, dumbbot" in opened(against="bot:hold")
