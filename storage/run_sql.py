@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -32,7 +33,8 @@ _PLAIN = _FLOATS | {
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Named queries; the first line of each says what it answers."""
 _NEAR = re.compile(r'^(?:Did you mean |Candidate bindings: :? ?)("[^"\n]+")', re.MULTILINE)
-_READ_ONLY = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
+_EXPLAIN = re.compile(r"\s*EXPLAIN\b(\s+ANALYZE\b)?(\s*\([^()]*\))?", re.IGNORECASE)
+"""With ANALYZE it runs what it explains."""
 _FETCHED_ROWS = 10_000  # rows per record batch from DuckDB
 GIB = 2**30
 
@@ -101,10 +103,17 @@ def ask(
 
 def relation(connection: duckdb.DuckDBPyConnection, question: str) -> duckdb.DuckDBPyRelation:
     try:
-        statements = connection.extract_statements(question)
-        if len(statements) != 1 or statements[0].type not in _READ_ONLY:
+        explained = question[match.end() :] if (match := _EXPLAIN.match(question)) else question
+        if [each.type for each in connection.extract_statements(explained)] != [duckdb.StatementType.SELECT]:
             raise InputError("ask one question with SELECT: a run cannot be changed here")
-        return connection.sql(question)
+        with suppress(duckdb.Error):
+            connection.execute("ROLLBACK")  # of a question that was interrupted
+        # WITH may change tables in a SELECT. DuckDB runs such a one here, and others when their rows are fetched.
+        connection.execute("BEGIN TRANSACTION READ ONLY")
+        try:
+            return connection.sql(question)
+        finally:
+            connection.execute("ROLLBACK")
     except duckdb.Error as error:
         raise InputError(_refusal(str(error).strip())) from error
 

@@ -90,6 +90,25 @@ def test_a_wrong_name_is_answered_with_a_right_one(run: duckdb.DuckDBPyConnectio
         ask(run, question)
 
 
+@pytest.mark.parametrize("form", ["arrow", "table", "parquet"])
+@pytest.mark.parametrize(
+    "question",
+    [
+        "WITH gone AS (DELETE FROM decisions RETURNING row) FROM gone",
+        "EXPLAIN ANALYZE DELETE FROM decisions",
+        "EXPLAIN (ANALYZE) DROP TABLE batches",
+        "EXPLAIN ANALYZE SET VARIABLE step = 9",
+    ],
+)
+def test_no_question_changes_what_the_next_one_reads(run: duckdb.DuckDBPyConnection, question: str, form: Form):
+    state = "SELECT count(*), getvariable('step'), (SELECT count(*) FROM batches) FROM decisions"
+    before = run.sql(state).fetchall()
+    with pytest.raises(InputError, match=r"cannot be changed here|read-only mode"):
+        ask(run, question, form)
+    assert run.sql(state).fetchall() == before and before[0][0]
+    assert ask(run, "EXPLAIN ANALYZE FROM decisions", form).num_rows
+
+
 def test_tokens_have_their_text_which_is_looked_up_once_and_only_where_it_is_asked(paths: RunPaths, publish: Callable[..., Any]):
     publish(range(1))
     looked: list[int] = []
