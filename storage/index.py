@@ -159,7 +159,7 @@ class Index:
         if recorded:
             rows = pa.concat_tables(recorded.values())
             if self._oldest is not None:  # as if this index had dropped the others itself: a resumed step counts the same
-                rows = rows.filter(pc.is_in(rows["shard"], pa.array([*self._held], pa.string())))
+                rows = rows.filter(pc.field("shard").isin([*self._held]))
             self._with(rows, "INSERT INTO batches BY NAME FROM given")
             self._steps.update(recorded)
         return new_rows
@@ -181,7 +181,7 @@ class Index:
     def _ledgers_again(self, names: list[str]) -> dict[int, pa.Table]:
         """The rows of these shards in ledgers that were read before."""
         known = {step: _recorded(step, read_ledger_file(ledger_path(self._paths, step))) for step in sorted(self._steps)}
-        return {step: rows.filter(pc.is_in(rows["shard"], pa.array(names, pa.string()))) for step, rows in known.items()}
+        return {step: rows.filter(pc.field("shard").isin(names)) for step, rows in known.items()}
 
     def _read_shard(self, name: str) -> tuple[pa.Table, pa.Table] | None:
         """Verified facts of a shard and its phases; None if it is too old, damaged, or just removed."""
