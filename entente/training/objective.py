@@ -131,6 +131,7 @@ class Objective:
         """A micro-batch's part of the loss, with gradient, and what `token_figures` reads: float32 [figures, tokens], left on the
         device, because a copy would make the host wait for the forward."""
         tokens, kind = self._sampled(micro, forward["chosen"]), policy_loss(self.settings.loss)
+        log_ratio = tokens.logprobs.detach() - tokens.behaviour  # now, because a user's loss may write into its tokens
         policy = kind.of(tokens, self.settings)
         loss = policy.loss.sum() / kind.denominator(self.branching_tokens, self.decisions)
         gradient = torch.full_like(forward["entropy"], float("nan"))
@@ -144,7 +145,7 @@ class Objective:
             surprise = -torch.log(torch.nan_to_num(forward["legal_mass"], nan=1.0))
             loss = loss + self.settings.legal_mass_weight * surprise.sum() / self.probed_tokens
         seen = {
-            "log_ratio": tokens.logprobs - tokens.behaviour,
+            "log_ratio": log_ratio,
             "entropy": forward["entropy"],
             "legal_mass": forward["legal_mass"],
             "kl": forward.get("kl", torch.full_like(gradient, float("nan"))),
@@ -165,6 +166,6 @@ class Objective:
             logprobs=chosen,
             behaviour=torch.from_numpy(micro.behaviour).to(device),
             advantages=torch.from_numpy(self.advantages[micro.batch_row]).to(device),
-            decisions=torch.from_numpy(micro.batch_row).to(device),
+            decisions=torch.tensor(micro.batch_row, device=device),  # a copy: the figures need the rows
             proximal=proximal,
         )

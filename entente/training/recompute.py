@@ -67,12 +67,12 @@ def recompute(job: Job) -> dict[str, list[Any]]:
             decisions=torch.from_numpy(micro.batch_row),
             proximal=logprobs if settings.importance_cap else None,
         )
+        found["gap"] += (logprobs - behaviour).tolist()  # now, because a user's loss may write into its tokens
         loss = policy_loss(settings.loss).of(tokens, settings)
         fates = np.array(["trained", "clipped from below", "clipped from above", "left out"])
         fate = np.maximum.reduce([loss.clipped_low.numpy() * 1, loss.clipped_high.numpy() * 2, loss.outlier.numpy() * 3])
         found["place"] += micro.completion_index.tolist()
         found["entropy"] += figures["entropy"].tolist()
-        found["gap"] += (logprobs - behaviour).tolist()
         found["fate"] += fates[fate].tolist()
     return found
 

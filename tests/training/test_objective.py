@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from entente.training.losses import PolicyLoss, SampledTokens, TokenLoss, clipped_loss
 from entente.training.masked_logprobs import TokenFigures, exact_kl, legal_entropy
 from entente.training.objective import Objective, join_tokens, token_figures
 from entente.training.settings import LOSSES, TrainingSettings
@@ -118,6 +119,20 @@ def test_loss_and_slopes_by_every_logit_are_those_of_the_loops(name: str, terms:
                 moved[at][token] += side
                 ends.append(update.oracle(name, settings, moved))
             assert slopes[at, token].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-7)
+
+
+def test_a_loss_that_writes_into_its_tokens_changes_no_figure(monkeypatch: pytest.MonkeyPatch):
+    def of(tokens: SampledTokens, settings: TrainingSettings) -> TokenLoss:
+        tokens.behaviour.clamp_(min=-0.1)
+        tokens.decisions.sub_(tokens.decisions.min())
+        return clipped_loss(tokens, settings)
+
+    update = Update()
+    expected = update.found("clipped", TrainingSettings(), [[0], [1, 2, 3]])[2]
+    monkeypatch.setattr("entente.training.objective.policy_loss", lambda name: PolicyLoss(of=of, per_decision=False))
+    figures = update.found("clipped", TrainingSettings(), [[0], [1, 2, 3]])[2]
+    for name in ("batch_row", "log_ratio"):
+        assert figures[name].tolist() == expected[name].tolist()
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
