@@ -6,6 +6,7 @@ also of users' bots. Machines with equal marks write the same rows.
 """
 
 import hashlib
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -130,11 +131,28 @@ def source_hash(package: str) -> str:
         raise InputError(f"there is no package '{package}' here: install it, or put its folder on PYTHONPATH")
     content = hashlib.sha256()
     if spec.submodule_search_locations is None and spec.origin and spec.has_location:
-        content.update(Path(spec.origin).read_bytes())
+        content.update((_archive_of(Path(spec.origin)) or Path(spec.origin)).read_bytes())
     for folder in map(Path, spec.submodule_search_locations or ()):
-        for file in sorted(folder.rglob("*.py")):
+        if archive := _archive_of(folder):
+            content.update(archive.read_bytes())
+        for file in _python_files(folder):
             content.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return content.hexdigest()[:8]
+
+
+def _archive_of(path: Path) -> Path | None:
+    """The zip file or wheel that a path of Python's import goes through."""
+    return next((above for above in path.parents if above.is_file()), None)
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """Sorted; also those of linked folders, each folder once, because links may form a loop."""
+    files, seen = list[Path](), {os.path.realpath(folder)}
+    for here, folders, names in os.walk(folder, followlinks=True):
+        files += [Path(here, name) for name in names if name.endswith(".py")]
+        real = {name: os.path.realpath(Path(here, name)) for name in sorted(folders)}
+        folders[:] = [name for name, place in real.items() if not (place in seen or seen.add(place))]
+    return sorted(files)
 
 
 def edited_since(sources: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -60,3 +61,22 @@ def test_a_package_that_was_edited_since_it_was_loaded_is_named_with_what_a_trai
     assert edited_since(sources).keys() == {"odd_reward"}
     source_hash.cache_clear()
     assert edited_since(sources) == {"odd_reward": source_hash("odd_reward")}
+
+
+def test_a_package_in_a_wheel_or_with_a_linked_folder_has_the_hash_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hashes, parts, package = [], tmp_path / "parts", tmp_path / "odd_linked"
+    for folder in (parts, package):
+        folder.mkdir()
+    (package / "__init__.py").touch()
+    (package / "bots").symlink_to(parts)
+    (parts / "loop").symlink_to(package)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for content in ("1", "2"):
+        (parts / "mine.py").write_text(content)
+        with ZipFile(tmp_path / f"{content}.whl", "w") as wheel:
+            wheel.writestr(f"odd_wheel_{content}/__init__.py", content)
+            wheel.writestr(f"odd_module_{content}.py", content)
+        monkeypatch.syspath_prepend(str(tmp_path / f"{content}.whl"))
+        source_hash.cache_clear()
+        hashes += [source_hash(name) for name in ("odd_linked", f"odd_wheel_{content}", f"odd_module_{content}")]
+    assert hashes[0] != hashes[3] and hashes[1] != hashes[4] and hashes[2] != hashes[5]
