@@ -16,6 +16,8 @@ from entente.evaluation.score_files import ScoreRecord, TrackPoint, read_scores,
 from entente.reports.read_run import MetricsFile, RecordedRun, read_run
 from entente.reports.return_curve import CurvePoint, return_curve
 from entente.telemetry.errors import DataError, InputError
+from storage.arrow_files import FINAL
+from storage.control import edited_since, part_sources
 from storage.files import file_marks
 from storage.league_files import LeagueStep, newest_league
 from storage.ledger import last_step, ledger_path, read_ledger
@@ -57,6 +59,15 @@ class RunFacts(RecordedRun):
 def read_facts(paths: RunPaths, *, rows: bool = True) -> RunFacts:
     """`rows`: read the stored rows too, which takes time in proportion to their number."""
     return FactsReader(paths).whole(rows=rows)
+
+
+def edited_rewards(weights: Mapping[str, float]) -> str:
+    """A sentence if a package of the user's rewards was edited since the first call, which belongs where they are loaded."""
+    try:
+        edited = edited_since(part_sources(name.removeprefix(FINAL) for name in weights))
+    except OSError:  # an editor replaces the file just now
+        return ""
+    return f"Returns are those of {', '.join(edited)} before an edit; start this program again for the others." if edited else ""
 
 
 class FactsReader:
@@ -117,6 +128,7 @@ class FactsReader:
             if rows:
                 self._counter = self._counter or RowCounter(self._paths, facts.settings.get("storage", {}))
                 counted = self._counter.read(shards)
+                troubles += filter(None, [edited_rewards(self._counter.reward_weights)])
         except InputError as error:  # a reward of a package that is not installed here
             troubles.append(f"Rows are left out: {error}")
         return replace(facts, troubles=troubles, curve=curve, rows=counted)
@@ -135,7 +147,9 @@ class RowCounter:
         """`storage`: those of the run's settings. Raises InputError for a reward of a package that is not installed here."""
         self._paths = paths
         self._how = StorageSettings(**{name: storage[name] for name in ("reward_weights", "discount") if name in storage})
-        check_reward_weights(self._how.reward_weights)
+        self.reward_weights = self._how.reward_weights
+        check_reward_weights(self.reward_weights)
+        edited_rewards(self.reward_weights)  # remembers what is loaded
         self._read: set[str] = set()
         self._groups: dict[tuple[str, int], str] = {}
         self._returns: dict[int, tuple[float, int]] = {}

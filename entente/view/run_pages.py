@@ -14,7 +14,7 @@ from entente.reports import plots
 from entente.reports.explain import explain_step
 from entente.reports.inspect_rows import Decided, Facts, Inspector
 from entente.reports.page import data_url
-from entente.reports.run_facts import RunFacts
+from entente.reports.run_facts import RunFacts, edited_rewards
 from entente.reports.run_text import connect_run
 from entente.reports.write_page import Link
 from entente.settings.run_settings import RunSettings
@@ -270,12 +270,14 @@ class SqlOfRun:
 
     def __init__(self, settings: RunSettings, paths: RunPaths) -> None:
         self._connection, self._text = connect_run(settings, paths.root, MEMORY_GIB)
+        self._reward_weights = settings.storage.reward_weights
+        edited_rewards(self._reward_weights)  # remembers what is loaded
 
     def close(self) -> None:
         self._connection.close()
 
     def lacking(self) -> str:
-        return "; ".join(filter(None, (left_out(self._connection), self._text.missing)))
+        return "; ".join(filter(None, (left_out(self._connection), self._text.missing, edited_rewards(self._reward_weights))))
 
     def ask(self, query: str, *, parquet: bool) -> pa.Table:
         query = ready_query(query[1:]) if query.startswith("@") else query

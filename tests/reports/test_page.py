@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from entente.cli.commands import command_line
 from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
 from entente.evaluation.settings import EvaluationSettings
@@ -22,6 +24,7 @@ from entente.reports.write_page import write_page
 from entente.settings.layers import settings_of
 from entente.telemetry.stages import STAGES
 from entente.view.live_run import run_mark
+from entente.view.run_pages import SqlOfRun
 from flows.score_policy import run_summary
 from storage.files import file_lock
 from storage.json_files import write_json
@@ -216,6 +219,24 @@ def test_a_page_that_stays_open_has_no_figures_of_metrics_whose_file_another_one
     last = {**others[-1], "step": others[-1]["step"] + 1}
     stored_run.metrics.write_text("".join(json.dumps(line) + "\n" for line in (*others, last)))  # keeps the inode
     assert reader.quick().steps == read_run(stored_run).steps
+
+
+def test_a_page_that_stays_open_says_that_a_reward_was_edited(
+    stored_run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    package = tmp_path / "odd_open_page.py"
+    package.write_text("def mine(components):\n    return components['survival']\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = json.loads(stored_run.settings.read_text())
+    settings["storage"]["reward_weights"] = {"odd_open_page:mine": 0.5, "final_odd_open_page:mine": 1.0}
+    stored_run.settings.write_text(json.dumps(settings))
+    reader, queries = FactsReader(stored_run), SqlOfRun(settings_of(stored_run), stored_run)
+    facts = reader.whole()
+    assert facts.rows and facts.rows.decisions and not facts.troubles and not queries.lacking()
+    package.write_text("def mine(components):\n    return components['balance']\n")
+    said = "Returns are those of odd_open_page before an edit; start this program again for the others."
+    assert reader.whole().troubles == [said] and queries.lacking() == said
+    queries.close()
 
 
 def test_a_run_of_another_version_is_named_as_one(run_folder: RunPaths, page_of: MakePage):
