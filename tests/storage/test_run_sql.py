@@ -55,6 +55,19 @@ def test_every_type_leaves_in_every_form(run: duckdb.DuckDBPyConnection, name: s
     assert written["odd"] == text
 
 
+def test_parquet_has_no_number_with_another_sign_no_time_without_its_zone_and_no_bytes_for_text(run: duckdb.DuckDBPyConnection):
+    odd = {
+        "md5_number('x')": "221188521546444818284084528980898927773",
+        "'12:30:00+02'::timetz": "12:30:00+02",
+        "'101'::bit": "101",
+        "'170141183460469231731687303715884105728'::bignum": "170141183460469231731687303715884105728",
+        "{'a': 1}::variant": "{'a': 1}",
+    }
+    (row,) = ask(run, f"select {', '.join(odd)}", "parquet").to_pylist()
+    assert list(row.values()) == list(odd.values())
+    assert ask(run, "select sum(1)", "parquet")[0].to_pylist() == [1], "other numbers stay numbers"
+
+
 @pytest.mark.parametrize("form", ["table", "csv", "parquet"])
 def test_columns_of_one_name_keep_their_own_values(run: duckdb.DuckDBPyConnection, form: Form):
     answer = ask(run, "select 1 as a, 2 as a, 3 as a_1", form)
