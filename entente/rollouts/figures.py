@@ -12,7 +12,8 @@ from storage.arrow_files import as_array
 from storage.shards import Coverage, open_shard
 
 Figures = Mapping[str, float]
-"""Counts of some rollouts by name, and in `..._ms` medians over decisions. Uncounted figures are absent."""
+"""Counts of some rollouts by name, and in `..._ms` medians over decisions. Uncounted figures are absent, also times that a vLLM
+server does not report, which are 0 in all rows."""
 
 
 def rollout_figures(covered: Coverage, count: int, thinking: Thinking | None = None) -> Figures:
@@ -38,7 +39,7 @@ def rollout_figures(covered: Coverage, count: int, thinking: Thinking | None = N
             "prompt_tokens": float(single["prompt_len"].sum()),
             "cached_tokens": float(single["cached_tokens"].sum()),
         }
-        | {name: float(np.median(values)) for name, values in single.items() if name.endswith("_ms")}
+        | {name: float(np.median(values)) for name, values in single.items() if name.endswith("_ms") and values.any()}
         | _completion_figures(rows)
         | ({} if thinking is None else _thought_figures(rows, thinking))
     )

@@ -13,13 +13,14 @@ import pyarrow.csv
 import pytest
 
 from entente.decoding.open_set import open_set
+from entente.rollouts.figures import rollout_figures
 from entente.telemetry.devices import append_line
 from entente.telemetry.errors import InputError
 from storage.index import Index
 from storage.ledger import write_ledger
 from storage.run_sql import QUERIES, THREAD, Form, ask, connect, json_lines, ready_query, run_interruptible
 from storage.runs import RunPaths
-from storage.shards import publish_shard
+from storage.shards import Coverage, publish_shard
 from tests.storage.make_rows import make_decision, make_phase
 
 ODD = {
@@ -206,6 +207,15 @@ def test_ready_questions_are_answered_at_each_step_of_a_run(paths: RunPaths, pub
     lags = answers["lag_histogram"].to_pylist()
     assert abs(sum(row["share"] for row in lags) - 1) < 1e-9 and {row["policy_lag"] for row in lags} <= {0, 1, 2}
     assert [name for name, answer in answers.items() if answer.num_rows == 0] == []
+
+
+def test_times_that_a_vllm_server_does_not_report_are_absent_and_never_zero(paths: RunPaths, publish: Callable[..., Any]):
+    shard, _ = publish(range(1), "local", queue_ms=0.0, prefill_ms=0.0)
+    with connect(paths.root) as run:
+        (row,) = ask(run, ready_query("rollout_latency")).slice(length=1).to_pylist()
+    assert (row["queue_p50"], row["queue_p99"], row["prefill_p50"], row["decode_p50"]) == (None, None, None, 16.0)
+    figures = rollout_figures(Coverage(published=(shard,), missing=(), set_aside=()), 1)
+    assert {name for name in figures if name.endswith("_ms")} == {"decode_ms", "engine_ms"}
 
 
 def test_readings_of_gpus_are_rows_also_from_the_file_that_was_too_long(paths: RunPaths):
