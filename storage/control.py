@@ -155,6 +155,12 @@ def _python_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
+def check_sources(sources: Mapping[str, str]) -> None:
+    """In a worker process: raises InputError if it has other files of a package than its parent, whose hashes are `sources`."""
+    if other := [package for package, theirs in sources.items() if source_hash(package) != theirs]:
+        raise InputError(f"{', '.join(other)} was edited since this command began: run it again")
+
+
 def edited_since(sources: Mapping[str, str]) -> dict[str, str]:
     """Packages of `sources` (name -> hash) whose files differ from what this process loaded, with their hash now: a process that
     starts now, such as a trainer, loads these."""

@@ -1,5 +1,6 @@
 """Every example of docs/extending.md runs as it stands there; a part that cannot be used is refused in one sentence."""
 
+import asyncio
 import json
 import math
 import random
@@ -7,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,12 +23,16 @@ from entente.evaluation.match_files import match_label
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import Board
 from entente.game.scripted import player
+from entente.players.policy import DecisionRequest
+from entente.players.search import SearchDecider
 from entente.players.search_settings import SearchSettings
 from entente.rollouts.label_games import LabelSettings, made_by
 from entente.settings.layers import changed_settings, layered_settings, settings_of
 from entente.telemetry.errors import InputError
+from entente.telemetry.process_pool import ProcessPool
+from entente.training.imitation import teacher_games
 from entente.training.imitation.settings import ImitationSettings
-from entente.training.imitation.teacher_games import _scripted_folder
+from entente.training.imitation.teacher_games import GAMES_A_SHARD, _scripted_folder, make_games
 from storage.arrow_files import COMPONENTS
 from storage.control import bot_sources, program_differences, program_marks, source_hash
 from storage.rewards import returns_of, reward_of
@@ -126,6 +132,33 @@ def test_a_worker_with_another_bot_than_the_training_process_is_refused(document
     marks = program_marks([BOT])
     assert program_differences(marks, [BOT]) == ""
     assert program_differences((*marks[:-1], "package my_entente=0"), [BOT]).startswith("package my_entente is ")
+
+
+def test_a_process_that_loads_an_edited_bot_is_refused(documented: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A new process of a pool has the files of its start, also beside a match or folder of games of the former bot."""
+
+    class Edited(ProcessPool):
+        def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+            (documented / "my_entente" / "bots.py").write_text("# edited")
+            source_hash.cache_clear()
+            with ThreadPoolExecutor(1) as process:
+                return process.submit(work, *arguments)
+
+    monkeypatch.setattr(teacher_games, "ProcessPool", Edited)
+    said = "my_entente was edited since this command began: run it again"
+    settings = ImitationSettings(teachers=(BOT,), games=2 * GAMES_A_SHARD, last_year=1901)
+    with Edited(1) as pool:
+        decider = SearchDecider(SearchSettings(scripted=("random",), proposals=0, player=(BOT,)), processes=pool)
+        board, names = Board.start(), {"game": "", "rng_name": "", "snapshot_id": ""}
+        legal = board.legal_orders()["FRANCE"]
+        request = DecisionRequest(**names, phase_index=0, power="FRANCE", legal=legal, board=board, temperature=1.0)
+        with pytest.raises(InputError, match=said):
+            asyncio.run(decider.decide(request))
+    source_hash.cache_clear()
+    (documented / "my_entente" / "bots.py").write_text(BLOCKS["my_entente/bots.py"])
+    with pytest.raises(InputError, match=said):
+        make_games(tmp_path, settings, 2, lambda *_: None)
+    assert not list(tmp_path.rglob("*.arrow"))
 
 
 def test_only_a_user_s_bot_has_a_source_of_its_own(package: Callable[[dict[str, str]], Path]):

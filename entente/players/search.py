@@ -5,7 +5,7 @@ Between playouts other tasks of the event loop run.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from entente.game.board import Board
@@ -19,6 +19,7 @@ from entente.players.search_settings import SearchSettings
 from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import InputError
 from entente.telemetry.process_pool import ProcessPool
+from storage.control import bot_sources, check_sources
 
 SCENARIOS = 8
 """Maximum number of scenarios per order set: 16 gained no more, with 80 and with 150 playouts."""
@@ -100,9 +101,15 @@ async def search(
 
 
 def search_apart(
-    snapshot: Snapshot, power: str, proposals: Sequence[Sequence[str]], settings: SearchSettings, seed_name: str
+    snapshot: Snapshot,
+    power: str,
+    proposals: Sequence[Sequence[str]],
+    settings: SearchSettings,
+    seed_name: str,
+    sources: Mapping[str, str],
 ) -> SearchResult:
-    """`search` of a snapshot, to run in another process."""
+    """`search` of a snapshot, to run in another process; `sources` as of `check_sources`."""
+    check_sources(sources)
     board = Board.restore(snapshot)
     result = asyncio.run(search(board, power, proposals, settings, seed_name))
     board.release()
@@ -124,6 +131,7 @@ class SearchDecider:
             settings = settings.model_copy(update={"proposals": 0, "scripted": scripted})
         check_search(settings)
         self._settings, self._processes = settings, processes
+        self._sources = bot_sources(settings.player)
         self._policy = policy
 
     async def decide(self, request: DecisionRequest) -> list[str]:
@@ -135,7 +143,7 @@ class SearchDecider:
         if self._processes is None:
             return await search(request.board, *question), proposals
         snapshot = request.board.snapshot(game_id="", seed=0, source="search")
-        return await self._processes.ask(search_apart, snapshot, *question), proposals
+        return await self._processes.ask(search_apart, snapshot, *question, self._sources), proposals
 
 
 def search_seed_name(request: DecisionRequest) -> str:

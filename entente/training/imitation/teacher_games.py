@@ -26,7 +26,7 @@ from entente.telemetry.progress import reporter
 from entente.training.imitation.recorded_files import content_hash, read_values
 from entente.training.imitation.settings import ImitationSettings
 from storage.arrow_files import read_metadata, to_table, write_arrow
-from storage.control import code_of_play
+from storage.control import bot_sources, check_sources, code_of_play
 from storage.files import file_lock, names_in, publish_directory
 
 TEACHER_FOLDER = "_teacher_games"
@@ -133,19 +133,21 @@ def _shard_path(folder: Path, first: int) -> Path:
 def _play_missing(
     folder: Path, firsts: Sequence[int], settings: ImitationSettings, processes: int, search: Search | None
 ) -> Iterator[int]:
+    sources = bot_sources(settings.teachers)
     if len(firsts) <= 1 or processes == 1:
         for done, first in enumerate(firsts, start=1):
-            _play_shard(folder, first, settings, search)
+            _play_shard(folder, first, settings, search, sources)
             yield done
         return
     with ProcessPool(min(processes, len(firsts))) as pool:
-        playing = [pool.submit(_play_shard, folder, first, settings, search) for first in firsts]
+        playing = [pool.submit(_play_shard, folder, first, settings, search, sources) for first in firsts]
         for done, each in enumerate(as_completed(playing), start=1):
             each.result()
             yield done
 
 
-def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: Search | None) -> None:
+def _play_shard(folder: Path, first: int, settings: ImitationSettings, search: Search | None, sources: Mapping[str, str]) -> None:
+    check_sources(sources)
     who = f"the teacher {' or '.join(dict.fromkeys(settings.teachers))}"
     numbers = range(first, first + _shard_size(settings))
     _publish(folder, first, (phases_of(number, scripted_game(number, settings, search), who) for number in numbers), who)
