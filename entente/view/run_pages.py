@@ -291,9 +291,10 @@ class SqlOfRun:
         )
 
 
-def parquet_of(answer: pa.Table) -> bytes:
+def parquet_of(answer: pa.Table, lacking: str) -> bytes:
+    """`lacking`: what the answer lacks, in words, which the file's metadata keep."""
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(answer, sink)
+    pyarrow.parquet.write_table(answer.replace_schema_metadata({"lacking": lacking} if lacking else None), sink)
     return sink.getvalue()
 
 

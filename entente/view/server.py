@@ -96,11 +96,10 @@ def view_app(viewer: Viewer, address: str) -> FastAPI:
         found = viewer.sql(run, query, ask=bool(ask), parquet=file == "parquet")
         if isinstance(found, str):
             return shown(found)
-        name = {
-            "content-disposition": f"attachment; filename*=UTF-8''{quote(run, safe='')}-answer.parquet",
-            "cache-control": "no-store",
-        }
-        return Response(found, media_type="application/vnd.apache.parquet", headers=name)
+        content, is_whole = found
+        file_name = f"{quote(run, safe='')}-{'' if is_whole else 'incomplete-'}answer.parquet"
+        name = {"content-disposition": f"attachment; filename*=UTF-8''{file_name}", "cache-control": "no-store"}
+        return Response(content, media_type="application/vnd.apache.parquet", headers=name)
 
     # -- what starts or ends a process --------------------------------------------------------------------------------------
 

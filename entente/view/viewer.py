@@ -341,7 +341,8 @@ class Viewer:
 
     # -- SQL ----------------------------------------------------------------------------------------------------------------
 
-    def sql(self, run: str, query: str, *, ask: bool, parquet: bool) -> str | bytes:
+    def sql(self, run: str, query: str, *, ask: bool, parquet: bool) -> str | tuple[bytes, bool]:
+        """The page; with `parquet` a file, and whether it is whole."""
         result, message, lacking = None, "", ""
         if ask and query.strip():
             if not self._sql_lock.acquire(blocking=False):
@@ -350,9 +351,10 @@ class Viewer:
                 try:
                     rows = self._rows_for_sql(run)
                     answer = rows.ask(query.strip(), parquet=parquet)
+                    lacking = rows.lacking()
                     if parquet:
-                        return parquet_of(answer)
-                    result, lacking = sql_result(answer), rows.lacking()
+                        return parquet_of(answer, lacking), not lacking
+                    result = sql_result(answer)
                 except EntenteError as error:
                     message = str(error)
                 finally:

@@ -1,6 +1,7 @@
 """`entente view` over a stored run: who may ask, what it shows of whole, killed and damaged runs, and that it changes nothing."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -404,3 +405,13 @@ def test_the_key_and_the_nonce_are_in_no_page_as_anything_but_themselves(asked: 
     first, again = asked("/run/before").text, asked("/run/before").text
     nonces = {re.findall(r'nonce="([^"]+)"', text)[0] for text in (first, again)}
     assert len(nonces) == 2 and ADDRESS not in first
+
+
+def test_a_parquet_file_that_lacks_rows_has_another_name_and_says_which(asked: Asked, stored_run: RunPaths):
+    address = "/run/before/sql?ask=1&file=parquet&query=select%20count(*)%20from%20decisions"
+    assert asked(address).headers["content-disposition"].endswith("before-answer.parquet")
+    (stored_run.shards / "local" / "999999.arrow").write_bytes(b"damaged")
+    answer = asked(address)
+    assert answer.headers["content-disposition"].endswith("before-incomplete-answer.parquet")
+    metadata = pyarrow.parquet.read_schema(io.BytesIO(answer.content)).metadata
+    assert metadata[b"lacking"].startswith(b"the answer lacks rows of 1 damaged or missing files, first local/999999.arrow")
