@@ -159,7 +159,7 @@ class Index:
         if recorded:
             rows = pa.concat_tables(recorded.values())
             if self._oldest is not None:  # as if this index had dropped the others itself: a resumed step counts the same
-                rows = rows.filter(pc.field("shard").isin([*self._held]))
+                rows = rows.filter(pc.field("shard").isin(pa.array([*self._held], pa.string())))
             self._with(rows, "INSERT INTO batches BY NAME FROM given")
             self._steps.update(recorded)
         return new_rows

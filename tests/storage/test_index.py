@@ -360,3 +360,14 @@ def test_start_groups_of_a_damaged_shard_that_were_played_again_are_selected(pat
     assert held.refresh() == len(decisions) and not held.refused and held.refresh() == 0
     selected, counts = held.select_batch(step=2, policy_version=0, start_groups=99)
     assert {*selected["start_group"].to_pylist()} == {0, 1, 3} and counts["used"], "a ledger has the rows of start group 2"
+
+
+def test_a_trainer_s_index_without_a_shard_takes_the_ledgers_of_its_budget(paths: RunPaths, publish: Any) -> None:
+    """As of two steps in a row without rows, or where all shards that a ledger names are damaged."""
+    shard, _ = publish(range(2))
+    rows = open_index(paths).select_batch(**ASKED)[0]
+    for step, recorded in enumerate((rows, rows.slice(0, 0)), start=1):
+        write_ledger(paths, step, recorded, {})
+    flip(shard.path)
+    index = open_index(paths, oldest=0)
+    assert index.connection.sql("SELECT count(*) FROM batches").fetchall() == [(0,)] and len(index.refused) == 1
