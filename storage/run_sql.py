@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 
 import duckdb
 import pyarrow as pa
+from duckdb.sqltypes import DuckDBPyType
 
 from entente.telemetry.errors import InputError
 from storage.index import open_index
@@ -31,6 +32,7 @@ _PLAIN = _FLOATS | {
 """Types that a CSV writer writes unchanged."""
 _NOT_IN_PARQUET = {"uhugeint", "time with time zone", "bit", "bignum", "variant"}
 """Types whose values Arrow has otherwise: large numbers as negative ones, times without their zone, the others as bytes."""
+_NESTED = {"list", "array", "struct", "map", "union"}
 
 QUERIES = {file.stem: file.read_text() for file in sorted((Path(__file__).parent / "queries").glob("*.sql"))}
 """Named queries; the first line of each says what it answers."""
@@ -151,12 +153,18 @@ def _convert(answer: duckdb.DuckDBPyRelation, form: Form) -> duckdb.DuckDBPyRela
     kept = _FLOATS if form == "table" else _PLAIN
     columns = []
     for place, (name, kind) in enumerate(zip(answer.columns, answer.types, strict=True), start=1):
-        name_of_type = str(kind.id).lower()
-        is_kept = name_of_type not in _NOT_IN_PARQUET if form == "parquet" else name_of_type in kept
+        is_kept = not _is_lost_in_parquet(kind) if form == "parquet" else str(kind.id).lower() in kept
         cast = "" if is_kept else "::VARCHAR"
         quoted = name.replace('"', '""')
         columns.append(f'#{place}{cast} AS "{quoted}"')
     return answer.project(", ".join(columns))
+
+
+def _is_lost_in_parquet(kind: DuckDBPyType) -> bool:
+    """Also if a list or another nested type holds such values."""
+    name = str(kind.id).lower()
+    inner = [each for _, each in kind.children] if name in _NESTED else []  # of an array also its size
+    return name in _NOT_IN_PARQUET or any(isinstance(each, DuckDBPyType) and _is_lost_in_parquet(each) for each in inner)
 
 
 def json_lines(answer: pa.Table) -> Iterator[str]:
