@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from entente.telemetry.errors import DataError
+from entente.telemetry.read_file import LARGEST_RESULT, read_regular
 from storage.files import names_in, publish_once
 from storage.runs import RunPaths, check_name
 from storage.shards import LOCAL_PRODUCER
@@ -66,6 +67,6 @@ def _file(paths: RunPaths, producer: str, step: int) -> Path:
 
 def _read(file: Path) -> LeagueStep:
     try:
-        return LeagueStep.model_validate_json(file.read_bytes())
+        return LeagueStep.model_validate_json(read_regular(file, at_most=LARGEST_RESULT, what="league file", error=DataError))
     except ValidationError as error:
         raise DataError(f"{file} is damaged: restore it, or remove it to sample other opponents for the step") from error

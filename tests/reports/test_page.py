@@ -7,6 +7,8 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -302,6 +304,20 @@ def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_
     for trouble in ("The track of strength is left out", "Matches are left out"):
         assert trouble in page.text
     assert "Strength by policy version" not in page.text and "+0." in page.text
+
+
+def test_a_pipe_in_place_of_a_league_file_is_not_waited_for(stored_run: RunPaths):
+    """`entente view` reads the file in its drawing thread."""
+    (stored_run.league / "local").mkdir(parents=True)
+    os.mkfifo(pipe := stored_run.league / "local" / "000001.json")
+    with ThreadPoolExecutor(1) as thread:
+        reading = thread.submit(FactsReader(stored_run).quick)
+        try:
+            (trouble,) = reading.result(5).troubles
+        finally:
+            with suppress(OSError):  # nobody reads
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    assert trouble.startswith("The league is left out: ") and trouble.endswith("it is not a regular file")
 
 
 def test_a_page_in_a_run_s_folder_replaces_a_link_or_pipe_there_and_a_link_that_a_user_names_stays(tmp_path: Path):
