@@ -18,8 +18,9 @@ _USER = "entente"
 _SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The kernel's tables of sockets, with the user of each: proc_net_tcp(5)."""
 _LISTENS = "0A"
-_HOSTS = ("0100007F", "00000000", "0" * 32, "0" * 24 + "01000000", "0000000000000000FFFF00000100007F")
-"""Loopback and any address there, as a little-endian machine writes them."""
+_MAPPED = "0000000000000000FFFF0000"
+_HOSTS = ("0100007F", "00000000", "0" * 32, "0" * 24 + "01000000", _MAPPED + "0100007F", _MAPPED + "00000000")
+"""Loopback and any address there, as a little-endian machine writes them; IPv4 ones also as IPv6 maps them."""
 
 
 def key_file() -> Path:

@@ -95,7 +95,17 @@ def test_a_key_that_the_user_set_for_the_server_here_goes_to_no_server_elsewhere
 LISTENS = "   0: {}:1068 {}:0000 0A 00000000:00000000 00:00000000 00000000 {:5d}        0 233805 1 0 100 0 0 10 0\n"
 
 
-@pytest.mark.parametrize("place", ["0100007F", "00000000", "0" * 32, "0" * 24 + "01000000"], ids=["loopback", "any", "::", "::1"])
+MAPPED = "0" * 16 + "FFFF0000"
+PLACES = {
+    "loopback": "0100007F",
+    "any": "0" * 8,
+    "::": "0" * 32,
+    "::1": "0" * 24 + "01000000",
+    "::ffff:0.0.0.0": MAPPED + "0" * 8,
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
 def test_no_key_goes_to_a_process_of_another_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str):
     want_key()
     for name in (SENT, WANTED):
