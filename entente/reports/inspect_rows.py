@@ -254,8 +254,10 @@ class Inspector:
     def _shards_with(self, decision_id: int) -> Iterator[str]:
         """Newest first; reads one column without checks, which opening the shard makes."""
         for name in reversed(shard_names(self._paths)):
+            if not (path := self._paths.shards / name).is_file():  # opening a pipe would wait for a writer
+                continue
             try:
-                with pa.memory_map(str(self._paths.shards / name)) as file:
+                with pa.memory_map(str(path)) as file:
                     if (pa.ipc.open_file(file).read_all()["decision_id"].to_numpy() == decision_id).any():
                         yield name
             except (pa.ArrowException, OSError, KeyError):

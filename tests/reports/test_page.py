@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from entente.evaluation.score_files import ScoreRecord, read_score, track_label,
 from entente.evaluation.settings import EvaluationSettings
 from entente.evaluation.strength import Opening, Score
 from entente.game.positions import board_of
+from entente.reports.inspect_rows import Inspector
 from entente.reports.page import boards, closest_preset, preset_trees
 from entente.reports.read_run import read_run
 from entente.reports.run_facts import FactsReader, read_facts
@@ -30,7 +32,7 @@ from entente.view.run_pages import SqlOfRun
 from flows.score_policy import run_summary
 from storage.files import file_lock
 from storage.json_files import write_json
-from storage.ledger import count_run
+from storage.ledger import count_run, read_ledger
 from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
 from storage.shards import publish_shard
@@ -306,18 +308,31 @@ def test_what_came_beside_a_run_is_shown_and_what_of_it_is_damaged_is_named(run_
     assert "Strength by policy version" not in page.text and "+0." in page.text
 
 
-def test_a_pipe_in_place_of_a_league_file_is_not_waited_for(stored_run: RunPaths):
-    """`entente view` reads the file in its drawing thread."""
-    (stored_run.league / "local").mkdir(parents=True)
-    os.mkfifo(pipe := stored_run.league / "local" / "000001.json")
+def beside_a_pipe(pipe: Path, read: Callable[[], Any]) -> Any:
+    """What `read` gives within five seconds."""
+    os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as thread:
-        reading = thread.submit(FactsReader(stored_run).quick)
+        reading = thread.submit(read)
         try:
-            (trouble,) = reading.result(5).troubles
+            return reading.result(5)
         finally:
             with suppress(OSError):  # nobody reads
                 os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_a_pipe_in_place_of_a_league_file_is_not_waited_for(stored_run: RunPaths):
+    """`entente view` reads the file in its drawing thread."""
+    (stored_run.league / "local").mkdir(parents=True)
+    (trouble,) = beside_a_pipe(stored_run.league / "local" / "000001.json", FactsReader(stored_run).quick).troubles
     assert trouble.startswith("The league is left out: ") and trouble.endswith("it is not a regular file")
+
+
+def test_the_search_for_a_decision_passes_a_pipe_among_the_shards(stored_run: RunPaths):
+    ledger = read_ledger(stored_run, 1)
+    assert ledger is not None
+    number, rows = ledger["decision_id"][0].as_py(), Inspector(stored_run, None, settings_of(stored_run))
+    found = beside_a_pipe(stored_run.shards / "local" / "999999.arrow", lambda: rows.decision(number))
+    assert found.facts["decision_id"] == number
 
 
 def test_a_page_in_a_run_s_folder_replaces_a_link_or_pipe_there_and_a_link_that_a_user_names_stays(tmp_path: Path):
