@@ -167,13 +167,14 @@ def test_a_server_that_wants_another_key_is_one_sentence(entente):
 NOTEBOOK = """
 import os
 from unittest.mock import Mock
-from entente.prefect_server import own_server
+from entente.prefect_server import own_server, server_key
 
 def start(log):
     own_server.want_key()
     return Mock(), "http://127.0.0.1:9/api"
 
 own_server._start, own_server._check = start, lambda address: None
+server_key._SOCKETS = ()  # another user may have a server here
 for address in ("", "http://127.0.0.1:4200/api", "http://server.internal:4200/api"):
     if address:
         os.environ["PREFECT_API_URL"] = address

@@ -26,6 +26,7 @@ SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(server_key, "_SOCKETS", ())  # another user of this machine may have a server at port 4200
     for name in (SENT, WANTED):
         monkeypatch.setenv(name, "")  # so that it is put back after the test
         monkeypatch.delenv(name)
