@@ -52,7 +52,10 @@ def check_listener(address: str) -> None:
     """Raise InputError if a process of another user, besides root, listens at the port of this address of this machine. Without
     /proc, as on macOS, nothing tells."""
     place = urlsplit(address)
-    port = place.port or (443 if place.scheme == "https" else 80)
+    try:
+        port = place.port or (443 if place.scheme == "https" else 80)
+    except ValueError as error:
+        raise InputError(f"no Prefect server answers at {address} ({error}): correct PREFECT_API_URL, or unset it") from error
     for table in _SOCKETS:
         for line in table.read_text().splitlines()[1:] if table.is_file() else ():
             _, local, _, state, _, _, _, user, *_ = line.split()

@@ -120,6 +120,15 @@ def test_no_key_goes_to_a_process_of_another_user(monkeypatch: pytest.MonkeyPatc
         assert (SENT in os.environ) == sent
 
 
+@pytest.mark.parametrize("port", ["port", "99999"])
+def test_an_address_without_a_possible_port_is_a_sentence(port: str):
+    want_key()
+    for name in (SENT, WANTED):
+        os.environ.pop(name)
+    with pytest.raises(InputError, match="no Prefect server answers at"):
+        send_key(f"http://127.0.0.1:{port}/api")
+
+
 def test_a_key_that_others_can_read_is_refused():
     want_key()
     key_file().chmod(0o640)
