@@ -180,7 +180,7 @@ async def open_run(settings: RunSettings, *, resume: bool = False) -> AsyncItera
         if resume and kept_object(paths.environment).get("positions", positions) != positions:
             raise InputError(
                 f"'{cache.path}' was built again with other positions than run '{settings.run}' began with: restore the folder "
-                "from a copy"
+                "from a copy, or go on with the release that began the run"
             )
         model = await prepare_model(settings)
         base = await asyncio.to_thread(resumed_base if resume else new_base, paths, model)
