@@ -1,4 +1,4 @@
--- Milliseconds of a decision, by policy version: waiting, prefill, decoding (with a vLLM server all three), and the game engine.
+-- Milliseconds of a decision, by policy version: waiting, prefill, decoding (vLLM: these in one), and the game engine.
 SELECT
     policy_version,
     quantile_cont(nullif(queue_ms, 0), 0.5) AS queue_p50, quantile_cont(nullif(queue_ms, 0), 0.99) AS queue_p99,

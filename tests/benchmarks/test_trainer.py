@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import padded_rows, trainer
+from benchmarks import outcome, padded_rows, trainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Steps, random_steps
 from benchmarks.trainer_cases import Case, Shape, made_up_batch
@@ -75,7 +75,7 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
 
         return run
 
-    monkeypatch.setattr(trainer.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(outcome.time, "process_time", lambda: clock[0])
     monkeypatch.setattr(trainer.gc, "collect", lambda: 0)  # takes long among the objects of a whole suite
     monkeypatch.setattr(Steps, "ours", lambda self: arm("ours"))
     monkeypatch.setattr(Steps, "old", lambda self: arm("old"))

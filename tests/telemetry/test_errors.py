@@ -7,7 +7,7 @@ import pytest
 from entente.telemetry import errors
 from entente.telemetry.errors import EntenteError
 
-KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
