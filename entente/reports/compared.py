@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from entente.decoding.base_identity import FORM, identity_of
 from entente.evaluation.paired import ScoreDifference, score_difference
 from entente.evaluation.strength import POLICY
 from entente.reports.read_run import different
 from entente.reports.run_facts import RunFacts, read_facts
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import leaves
+from storage.json_files import kept_object
 from storage.runs import RunPaths
 
 MOST_RUNS = 8
@@ -48,7 +50,8 @@ class Compared:
     runs: Sequence[RunFacts]
     """The first is the baseline. Their `rows` are None."""
     settings: Sequence[tuple[str, list[Any]]]
-    """Settings that differ: dotted name, value per run; None where a run lacks it."""
+    """Settings that differ: dotted name, value per run; None where a run lacks it. And "base model", the identity of its files:
+    'tiny' or a folder may be another model in another run."""
     environment: Sequence[tuple[str, list[Any]]]
     """Differences of machines and versions; None where a run lacks a record."""
     paired: Sequence[Paired]
@@ -62,10 +65,15 @@ def compare_runs(runs: Sequence[RunPaths]) -> Compared:
     first, others = facts[0], facts[1:]
     return Compared(
         runs=facts,
-        settings=different({run.name: leaves(run.settings) for run in facts}),
+        settings=different({run.name: leaves(run.settings) | _base(paths) for run, paths in zip(facts, runs, strict=True)}),
         environment=different({run.name: run.environment or {} for run in facts}),
         paired=[pair for other in others for pair in _paired(first, other)],
     )
+
+
+def _base(paths: RunPaths) -> dict[str, str]:
+    hashes = {name: content for name, content in kept_object(paths.base).items() if name not in FORM}
+    return {"base model": identity_of(hashes)} if hashes else {}
 
 
 def _paired(first: RunFacts, other: RunFacts) -> list[Paired]:

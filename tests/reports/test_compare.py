@@ -83,6 +83,16 @@ def test_a_damaged_ledger_is_said_and_the_rest_is_compared(make, entente: Entent
     assert done.returncode == 0 and "The curve is left out" in done.stdout, done.stderr
 
 
+def test_runs_of_other_base_models_under_one_name_are_told_apart(make):
+    """A run that is resumed on a replaced base is refused, while two runs showed no difference at all."""
+    runs = [make(name) for name in ("a", "b", "c")]
+    for paths, weights in zip(runs, ("1f", "1f", "2e"), strict=True):
+        paths.base.write_text(json.dumps({"model.safetensors": weights, "tokenizer_config.json": paths.root.name}))
+    assert not compared(*runs[:2]).settings, "transformers may write the tokenizer's config in another way"
+    ((name, (first, second, third)),) = compared(*runs).settings
+    assert name == "base model" and first == second != third
+
+
 def score(gains: list[float], **changes: Any) -> ScoreRecord:
     kept = tuple(Gain(snapshot_id=str(n), game_id=f"g{n}", power="FRANCE", centres=gain) for n, gain in enumerate(gains))
     mean = sum(gains) / len(gains)
