@@ -11,6 +11,7 @@ from typing import Self
 from prefect.events import emit_event
 from prefect.settings import get_current_settings
 
+from entente.reports.read_run import MetricsFile
 from entente.telemetry.alerts import Alert, Figures, Watch
 from entente.telemetry.progress import reporter
 from storage.runs import RunPaths
@@ -30,7 +31,9 @@ class AlertDesk:
         """`done`: steps that a resumed run has done."""
         home = get_current_settings().home
         folders = [paths.root, *([home] if (home / "prefect.db").is_file() else [])]
-        self._watch = Watch(paths.root.name, max_policy_lag=max_policy_lag, folders=folders, done=done)
+        logged = MetricsFile(paths.metrics).read([])
+        past = [figures for step, figures in sorted(logged.items()) if 0 < step <= done]
+        self._watch = Watch(paths.root.name, max_policy_lag=max_policy_lag, folders=folders, done=done, past=past)
         self._file, self._touched = paths.alerts, paths.scores
         self._last_step = time.monotonic()
         self._checking: asyncio.Task[None] | None = None

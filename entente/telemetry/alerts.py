@@ -50,10 +50,12 @@ class Alert:
 
 
 class Watch:
-    def __init__(self, run: str, *, max_policy_lag: int, folders: Sequence[Path], done: int = 0) -> None:
-        """`done`: steps that a resumed run has done."""
+    def __init__(
+        self, run: str, *, max_policy_lag: int, folders: Sequence[Path], done: int = 0, past: Sequence[Figures] = ()
+    ) -> None:
+        """`done`: steps that a resumed run has done; `past`: their figures, which rules over several steps need."""
         self._run, self._max_lag, self._folders = run, max_policy_lag, folders
-        self._steps: list[Figures] = []
+        self._steps: list[Figures] = [*past[-_HISTORY:]]
         self._step = done
         self._holding: set[str] = set()
         self._rules: dict[str, Callable[[], str | None]] = {

@@ -61,6 +61,18 @@ def test_a_quiet_run_is_said_to_be_stalled(tmp_path: Path, said: list[str], even
     assert events[0]["payload"]["step"] == 7 and "mine, step 7: no step was finished" in events[0]["payload"]["sentence"]
 
 
+def test_a_resumed_run_judges_its_progress_with_the_steps_before(
+    tmp_path: Path, said: list[str], events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+):
+    """A run that is interrupted every night has never done twice 100 steps in one process."""
+    monkeypatch.setattr("entente.telemetry.alerts.NO_PROGRESS_STEPS", 4)
+    paths = RunPaths(tmp_path / "mine").create()
+    paths.metrics.write_text("".join(json.dumps({"step": step, "train/reward": 0.1}) + "\n" for step in range(8)))
+
+    AlertDesk(paths, max_policy_lag=2, done=7).step(8, {"train/reward": 0.1})
+    assert [event["event"] for event in events] == ["entente.alert.no_progress"]
+
+
 def test_the_sleep_of_a_machine_is_no_hang(tmp_path: Path, said: list[str]):
     """After a night without a file, recovery killed a run that was well, if it looked before the run's next file."""
     paths = RunPaths(tmp_path / "mine").create()
