@@ -20,6 +20,7 @@ from entente.evaluation.intervals import clusters_to_show, estimate, format_inte
 from entente.evaluation.settings import SCORE_SEED
 from entente.players.opponents import POLICY
 from entente.settings.layers import (
+    changed_settings,
     check_resumed,
     layered_settings,
     merge_layers,
@@ -134,7 +135,8 @@ def sweep_points(sweep: Sweep, runs_root: Path | None = None) -> list[SweepPoint
 
 def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool, varied: Iterable[str] = ()) -> None:
     """Raise InputError, with what a sweep can do about it, if the run exists without `resume` or with other settings, of those
-    that a resumed run may change the `varied` ones: the table would name values that the run was not trained with."""
+    that a resumed run may change the `varied` ones and those that decide which rows a step uses: the table would name values
+    that the run was not trained with, or compare it with runs that differ by more."""
     if not run.paths.settings.exists():
         return
     if not resume:
@@ -145,7 +147,7 @@ def check_name_of_sweep(run: RunSettings, sweep: str, *, resume: bool, varied: I
     cure = f"restore it in the sweep's file, or choose another name than '{sweep}' there"
     check_resumed(stored := settings_of(run.paths), run, cure)
     before, after = (leaves(each.model_dump(mode="json")) for each in (stored, run))
-    for name in varied:
+    for name in (*varied, *changed_settings(stored, run)):
         if name != "steps" and before.get(name) != after.get(name):  # a run with fewer steps goes on
             raise InputError(
                 f"run '{run.run}' was started with {name} {before.get(name)!r}, and the sweep has {after.get(name)!r} for it: "

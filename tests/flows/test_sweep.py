@@ -107,6 +107,17 @@ def test_a_value_added_before_others_does_not_give_a_run_another_value_than_it_w
     check_name_of_sweep(longer[0], "rates", resume=True, varied=[name, "steps"])
 
 
+def test_a_row_limit_changed_between_two_runs_is_refused_although_the_sweep_does_not_vary_it(tmp_path: Path):
+    """A config that was edited before --resume gave the later runs another staleness budget, and the table compared them."""
+    text = f"seeds = [0]\nconfig = ['{tmp_path}/mine.toml']\n{RATES}"
+    (tmp_path / "mine.toml").write_text("[storage]\nmax_policy_lag = 2")
+    done(points_of(tmp_path, text)[0].runs[0], 0.5)
+    (tmp_path / "mine.toml").write_text("[storage]\nmax_policy_lag = 8\n[retention]\nkeep_adapters = 5")
+    (run,) = points_of(tmp_path, text)[0].runs
+    with pytest.raises(InputError, match=r"run 'rates-1' was started with storage.max_policy_lag 2, and the sweep has 8"):
+        check_name_of_sweep(run, "rates", resume=True, varied=["training.learning_rate"])
+
+
 def test_a_sweep_whose_model_was_replaced_after_some_runs_is_refused(
     tmp_path: Path, stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
