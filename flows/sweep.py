@@ -204,6 +204,22 @@ def scored_by_others(points: Sequence[SweepPoint]) -> str:
     )
 
 
+def trained_elsewhere(points: Sequence[SweepPoint]) -> str:
+    """A sentence if the runs were trained by other programs, packages or machines, as after an edit of a loss; else empty."""
+    runs = [run for point in points for run in point.runs if score_of(run) is not None]
+    records = [record for run in runs if (record := kept_object(run.paths.environment))]
+    names = dict.fromkeys(name for record in records for name in record)
+    if len({run.cache for run in runs}) > 1:
+        names.pop("positions", None)  # the sweep varies them
+    values = {name: {record[name] for record in records if name in record} for name in names}
+    if not (other := ", ".join(name for name in names if len(values[name]) > 1)):
+        return ""
+    return (
+        f"the runs were trained with different {other}, so their scores may differ by more than settings: entente compare shows "
+        "the difference"
+    )
+
+
 def sweep_results(points: Sequence[SweepPoint]) -> list[dict[str, Any]]:
     """One object per point: values, runs, score over seeds, and gain over the first point. A seed is a cluster: its runs have
     the same positions and random numbers, so points are paired by seed."""

@@ -27,6 +27,7 @@ from flows.sweep import (
     scored_elsewhere,
     sweep_points,
     sweep_results,
+    trained_elsewhere,
 )
 from storage.adapters import published_versions
 
@@ -113,5 +114,5 @@ def _show(sweep: Sweep, points: Sequence[SweepPoint], *, json: bool) -> None:
         print(f"no setting can be called better than another: {describe_shortage(count, 'seeds')}")
     if json:
         print_json({"sweep": sweep.name, "settings": results})
-    for mixed in filter(None, (scored_by_others(points), scored_elsewhere(points))):
+    for mixed in filter(None, (scored_by_others(points), scored_elsewhere(points), trained_elsewhere(points))):
         print(mixed)

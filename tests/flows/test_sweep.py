@@ -21,6 +21,7 @@ from flows.sweep import (
     scored_elsewhere,
     sweep_points,
     sweep_results,
+    trained_elsewhere,
 )
 from flows.train_sweep import train_sweep
 from storage.control import code_of_play
@@ -219,6 +220,22 @@ def test_scores_of_programs_that_may_play_differently_are_named_with_what_mends_
     points = [SweepPoint(values={}, runs=[run]) for run in runs]
     assert "remove summary.json of rates-1, and" in scored_by_others(points)
     assert scored_by_others(points[:1]) == scored_by_others(points[1:]) == ""
+
+
+def test_runs_that_an_edited_program_trained_are_said_to_differ_by_more_than_settings(tmp_path: Path):
+    """After an edit of a loss and --resume the table compared the runs before with those after without a word."""
+    points = points_of(tmp_path, f"seeds = [0]\n{RATES}")
+    for point, loss in zip(points, ("1f", "1f", "2e"), strict=True):
+        done(point.runs[0], 0.5)
+        write_json(point.runs[0].paths.environment, {"torch": "2.9", "my_losses": loss})
+    write_json(points[0].runs[0].paths.environment, {"torch": "2.9"})  # a run with a loss of Entente's
+    assert trained_elsewhere(points[:2]) == ""
+    assert trained_elsewhere(points).startswith("the runs were trained with different my_losses, so")
+    caches = points_of(tmp_path, "seeds = [0]\n[settings]\ncache.seed = [0, 1]")
+    for point, positions in zip(caches, ("3a", "4b"), strict=True):
+        done(point.runs[0], 0.5)
+        write_json(point.runs[0].paths.environment, {"positions": positions})
+    assert trained_elsewhere(caches) == "", "a setting of the sweep"
 
 
 def test_scores_of_different_held_out_positions_are_said_to_differ_by_more_than_settings(tmp_path: Path):
