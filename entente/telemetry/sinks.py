@@ -204,14 +204,20 @@ class WandbRun:
 
 
 def _id_of(folder: Path, name: str) -> str:
-    """The id of the run `name` in W&B. A copied folder has the id of its original, whose name is beside it: the copy gets a new
-    id, under which it has logged no step."""
+    """The id of the run `name` in W&B. A copied folder has the id of its original, whose name and folder are beside it: the copy
+    gets a new id, under which it has logged no step. A run whose folder was moved keeps its id."""
     file = folder / ".wandb_id"
-    known, _, owner = file.read_text().strip().partition(" ") if file.is_file() else ("", "", "")
-    if not known or owner not in ("", name):
+    text = file.read_text(errors="surrogateescape") if file.is_file() else ""
+    first, _, place = text.partition("\n")
+    known, _, owner = first.strip().partition(" ")
+    original = Path(place, file.name)
+    is_copy = bool(place) and os.path.isfile(original) and not original.samefile(file)  # False if it may not be looked at
+    if is_copy:  # unless another run has taken the place of a moved one
+        is_copy = original.read_text(errors="surrogateescape").startswith(f"{known} ")
+    if not known or owner not in ("", name) or is_copy:
         known = secrets.token_hex(4)
         (folder / ".wandb_step").unlink(missing_ok=True)
-    file.write_text(f"{known} {name}")
+    file.write_text(f"{known} {name}\n{folder.resolve()}", errors="surrogateescape")
     return known
 
 

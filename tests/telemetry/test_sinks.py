@@ -115,7 +115,7 @@ def test_a_resumed_run_goes_on_under_its_id_and_logs_no_step_twice(tmp_path: Pat
             log.log(9, {"score/base": 0.0})
         log.finish()
     assert [list(run.logged) for run in opened] == [[1], [2]]
-    assert {f"{run.id} a run" for run in opened} == {(tmp_path / ".wandb_id").read_text()}
+    assert {f"{run.id} a run\n{tmp_path}" for run in opened} == {(tmp_path / ".wandb_id").read_text()}
 
 
 def test_each_run_of_a_process_stages_its_files_in_its_own_folder_unless_the_user_names_another(
@@ -142,6 +142,22 @@ def test_a_copy_of_a_run_has_an_entry_of_its_own_with_every_step_that_it_trains(
     mine, copy, mine_again, copy_again = opened
     assert mine.id == mine_again.id != copy.id == copy_again.id
     assert [[*run.logged] for run in opened] == [[1], [2, 1], [3], [4]]
+
+
+def test_a_copy_under_the_same_name_in_another_folder_has_an_entry_of_its_own_and_a_moved_run_keeps_its(
+    tmp_path: Path, opened: list[OpenRun]
+):
+    """Both went on under one id: W&B mixed their steps, or dropped those of the one that was behind."""
+    first, second, third = (tmp_path / root / "mine" for root in ("runs", "other", "moved"))
+    first.mkdir(parents=True)
+    for folder in (first, second, first, second, third):
+        if folder == second and not second.exists():
+            shutil.copytree(first, second)
+        if folder == third:
+            shutil.move(second, third)
+        MetricLog(folder / "metrics.jsonl", "mine", TelemetrySettings(), {}).close()
+    mine, copy, mine_again, copy_again, moved = (run.id for run in opened)
+    assert mine == mine_again != copy == copy_again == moved
 
 
 @pytest.mark.system
