@@ -209,7 +209,7 @@ def trained_elsewhere(points: Sequence[SweepPoint]) -> str:
     runs = [run for point in points for run in point.runs if score_of(run) is not None]
     records = [record for run in runs if (record := kept_object(run.paths.environment))]
     names = dict.fromkeys(name for record in records for name in record)
-    if len({run.cache for run in runs}) > 1:
+    if any(run.cache != runs[0].cache for run in runs):
         names.pop("positions", None)  # the sweep varies them
     values = {name: {record[name] for record in records if name in record} for name in names}
     if not (other := ", ".join(name for name in names if len(values[name]) > 1)):
