@@ -339,6 +339,8 @@ def of_table(table: pa.Table) -> str | None:
         kinds = next(([str(value) for value in table[name].to_pylist()] for name in names[1:] if name not in numbers), None)
         if kinds is None or len(set(kinds)) > len(COLOURS):
             return None
+        if len({*zip(across.tolist(), kinds, strict=True)}) < len(kinds):  # a line would run through rows of different kinds
+            return None
         numbers = [next((name for name in numbers if not pa.types.is_integer(table.schema.field(name).type)), numbers[0])]
         series = [(kind, columns[numbers[0]], np.array([each == kind for each in kinds])) for kind in dict.fromkeys(kinds)]
     if len(series) > len(COLOURS):

@@ -190,6 +190,14 @@ def test_a_table_is_drawn_with_all_its_columns_or_not_at_all(lines: int):
     assert drawn.count('<path d="M') >= lines and ">c7<" in drawn if lines == 8 else not drawn
 
 
+def test_a_table_of_two_texts_a_row_is_not_drawn_as_lines_through_both():
+    table = pa.table(
+        {"version": [0, 0, 1, 1], "power": ["FRANCE"] * 4, "phase": ["S1901M", "F1901M"] * 2, "mean": [1.0, 5.0, 1.5, 5.5]}
+    )
+    assert plots.of_table(table) is None
+    assert plots.of_table(table.take([0, 2])) and plots.of_table(table.drop(["power"]))
+
+
 def test_a_match_lists_its_players_best_first_and_claims_only_what_is_shown():
     assert "21 games: v8 0.300; mover 0.200; base 0.100" in alt(plots.match(match()))
     said = sentences.describe_match(match())
