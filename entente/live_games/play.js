@@ -46,13 +46,15 @@
     const before = state, came = next.phases.length - (before.phases ? before.phases.length : next.phases.length);
     const follows = timer !== null || now === game.phases.length - 1;
     const from = timer === null && before.phases ? before.phases.length - 1 : now; // a phase that is passing by is shown again
+    // Also where as many phases were played again since: a window that slept has seen neither the undo nor what came after it.
+    const undone = before.phases && before.phases.slice(0, -1).some((phase, i) => JSON.stringify(phase) !== JSON.stringify(next.phases[i]));
     state = next;
     game.phases = next.phases;
-    if (came || !before.phases) { drafts = {}; unpick(); }
+    if (came || undone || !before.phases) { drafts = {}; unpick(); }
     if (!state.waits.includes(mine)) mine = state.waits.length ? state.waits[0] : null;
     showPhases();
-    if (came) stay();
-    if (came < 0 || !before.phases) { now = -1; go(state.phases.length - 1); }
+    if (came || undone) stay();
+    if (undone || !before.phases) { now = -1; go(state.phases.length - 1); }
     else if (follows && came > 0) pass(from);
     else refresh();
   }

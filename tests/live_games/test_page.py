@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from entente.live_games.game import PlayedGame
+from entente.live_games.page import as_data, page_html
+
 LIMIT_MS = 60_000
 PLACE = """name => {
   const [x, y] = JSON.parse(document.getElementById('page').textContent).places[name];
@@ -128,3 +131,33 @@ def test_a_watched_game_plays_on_by_itself_to_its_end_and_its_page_asks_for_no_o
         assert page.locator("#phases a").count() == 2 and errors == []
     finally:
         end(process)
+
+
+@pytest.mark.browser
+@pytest.mark.system
+def test_a_window_that_slept_shows_a_position_that_was_played_again_meanwhile(browser, new_game):
+    def played(order: str) -> PlayedGame:
+        game = new_game("FRANCE")
+        game.revision = 2 if "BUR" in order else 5  # undone and played again: as many phases
+        legal = game.board.legal_orders()
+        game.replay({power: each.completed([order] if power == "FRANCE" else []) for power, each in legal.items()}, {}, {})
+        return game
+
+    def units() -> list[str]:
+        return page.evaluate("[...document.querySelectorAll('#units .unit')].map(each => each.style.transform).sort()")
+
+    first, now = played("A PAR - BUR"), played("A PAR - PIC")
+    page = browser.new_page(reduced_motion="reduce")
+    shown = []
+    for game in (now, first):
+        page.goto("about:blank")
+        page.evaluate(
+            "() => { fetch = () => new Promise(done => { answer = data => done({ ok: true, json: () => JSON.parse(data) }); }); }"
+        )
+        page.set_content(page_html(game, ["random"], "key", "nonce"))
+        page.locator("#own select").first.select_option(index=1)
+        shown.append(units())
+    page.evaluate("data => answer(data)", json.dumps(as_data(now)))
+    page.wait_for_function("document.querySelector('#own select').selectedIndex === 0")  # no order is kept of another position
+    assert units() == shown[0] != shown[1]
+    page.close()
