@@ -3,6 +3,7 @@
 A `Run` holds only paths and reads files on access. Errors have the command's message, without chained exceptions."""
 
 import html
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ def _one_error(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
 class Run:
     """One run. Each view of `entente sql` is an attribute: `run.decisions`, `run.tokens`, `run.batches`.
 
-    The first query takes a snapshot of the run's files; `entente.run(name)` takes a new one. Queries return DuckDB relations."""
+    The first query takes a snapshot of the run's files, and says which are left out; `entente.run(name)` takes a new one. Queries
+    return DuckDB relations."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -103,8 +105,12 @@ class Run:
     @cached_property
     def _connection(self) -> "DuckDBPyConnection":
         from entente.reports.run_text import connect_run
+        from storage.run_sql import left_out
 
-        return connect_run(self.settings, self.paths.root)[0]
+        connection = connect_run(self.settings, self.paths.root)[0]
+        if lacking := left_out(connection):  # as `entente sql` says with each answer
+            sys.stderr.write(f"{lacking}\n")
+        return connection
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):

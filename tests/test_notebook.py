@@ -40,7 +40,7 @@ assert not {HEAVY | {"duckdb"}!r} & set(sys.modules)
     assert done.stdout.count("<run 'before' in ") == 2
 
 
-def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths):
+def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths, capsys: pytest.CaptureFixture[str]):
     for file in stored_run.shards.rglob("*.arrow"):
         file.write_bytes(b"damaged")
     run = entente.run("before", runs_root=stored_run.root.parent)
@@ -48,6 +48,7 @@ def test_no_shard_is_opened_before_rows_are_asked(stored_run: RunPaths):
     with pytest.raises(DataError, match="has no game that can be read"):
         run.replay("0/0")
     assert run.rejected_files.fetchall() and not run.decisions.fetchall()
+    assert capsys.readouterr().err.count("the answer lacks rows of") == 1
 
 
 def test_rows_are_those_of_the_command_s_views_also_after_the_run_is_let_go(stored_run: RunPaths):
