@@ -1,5 +1,6 @@
 """`entente replay`: step through a game of a run in a browser."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,14 +61,12 @@ def replay(
 
 def _list(paths: RunPaths, last: int) -> None:
     from entente.evaluation.intervals import format_count
-    from entente.reports.games import games_of
+    from entente.reports.games import games_to_replay
     from entente.reports.write_page import of_run
-    from storage.run_sql import connect
+    from storage.run_sql import connect, left_out
 
     with connect(paths.root) as connection:
-        games = games_of(connection)
-    if not games:
-        raise InputError(f"run '{paths.root.name}' has played no game yet: there is nothing to replay")
+        games, lacking = games_to_replay(connection, paths.root.name), left_out(connection)
     several = len({game.producer for game in games}) > 1
     table = Table("game", "phases", "policy played", "version", "centres gained", "status", box=None)
     for game in games[-last:]:
@@ -80,3 +79,5 @@ def _list(paths: RunPaths, last: int) -> None:
     console.print(
         f"{count}; replay one: entente replay {games[-1].name} {of_run(paths.root.name, paths.root.parent)}", soft_wrap=True
     )
+    if lacking:
+        sys.stderr.write(f"{lacking}\n")

@@ -77,12 +77,17 @@ def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
     return [GameName(**row) for row in rows]
 
 
+def games_to_replay(connection: duckdb.DuckDBPyConnection, run: str) -> list[GameName]:
+    """As `games_of`; raises InputError if there is none, DataError if none can be read."""
+    if games := games_of(connection):
+        return games
+    if refused := connection.sql("SELECT reason FROM rejected_files ORDER BY shard").fetchall():
+        raise DataError(f"run '{run}' has no game that can be read: {refused[0][0]}")
+    raise InputError(f"run '{run}' has played no game yet: there is nothing to replay")
+
+
 def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
-    games = games_of(connection)
-    if not games:
-        if refused := connection.sql("SELECT reason FROM rejected_files ORDER BY shard").fetchall():
-            raise DataError(f"run '{run}' has no game that can be read: {refused[0][0]}")
-        raise InputError(f"run '{run}' has played no game yet: there is nothing to replay")
+    games = games_to_replay(connection, run)
     if asked in _CHOICES:
         return _CHOICES[asked](games)
     if asked.isdecimal():

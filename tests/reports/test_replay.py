@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from diplomacy.utils.order_results import BOUNCE, CUT, DISBAND, DISLODGED, DISRUPTED, NO_CONVOY, VOID
 
+from entente.cli.replay_game import replay
 from entente.game.board import Board
 from entente.game.snapshot import POWERS
 from entente.reports.order_odds import OrderOdds, odds_by_line
@@ -208,6 +209,16 @@ def test_a_game_of_two_producers_is_listed_by_a_name_that_works_and_each_has_a_p
         assert refused.returncode == 2 and all(each in refused.stderr for each in names), refused.stderr
     pages = [entente("replay", each, *words).stdout.strip() for each in names]
     assert pages == [f"before/replay-{each.replace('/', '-')}.html" for each in names]
+
+
+def test_the_list_of_games_says_which_files_it_lacks(stored_run: RunPaths, capsys: pytest.CaptureFixture[str]):
+    for each, file in enumerate(sorted(stored_run.shards.rglob("[0-9]?????.arrow"))):
+        file.write_bytes(b"damaged")
+        if each == 0:
+            replay(run="before", runs_root=stored_run.root.parent)
+            assert "the answer lacks rows of 1 damaged" in capsys.readouterr().err
+    with pytest.raises(DataError, match="has no game that can be read"):
+        replay(run="before", runs_root=stored_run.root.parent)
 
 
 _SHOWN = """() => ({
