@@ -87,6 +87,7 @@ def view_app(viewer: Viewer, address: str) -> FastAPI:
     def games(run: str, shard: str = "") -> Response:
         return shown(viewer.games(run, shard))
 
+    @app.get("/run/{run}/what-if")  # a page that answers a POST asks for itself again at its own address
     @app.get("/run/{run}/game")
     def game(request: Request, run: str, game: str, shard: str = "") -> Response:
         return shown(viewer.game(run, game, shard, dict(request.query_params)))

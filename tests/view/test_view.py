@@ -374,6 +374,12 @@ def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_wh
     assert answer_of(asked, "what-if", name)[0] is None and "both set the orders" in asked(game).text
 
 
+def test_the_page_that_refuses_other_games_while_some_are_at_work_is_kept_up_to_date(asked: Asked):
+    game = asked.links("/run/before/games", "game")[0]
+    again = asked(game.replace("/game?", "/what-if?"))  # where its script asks for it
+    assert again.status_code == 200 and 'data-part="job"' in again.text
+
+
 def test_sql_has_the_limits_of_the_command_and_answers_as_table_picture_and_file(
     asked: Asked, stored_run: RunPaths, tmp_path: Path
 ):
