@@ -19,7 +19,7 @@ from storage.runs import RunPaths
 BEAT_S = 5.0
 """Seconds between checks for a stalled run or a full disk."""
 _SLEPT_S = 60.0
-"""By which the clock gets ahead of a monotonic one, which stands still while a machine sleeps."""
+"""By which the clock gets ahead of a monotonic one, which stops while a machine sleeps."""
 EVENT = "entente.alert"
 """Prefix of an alert's event in Prefect, `entente.alert.<rule>`."""
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -89,4 +88,4 @@ def test_the_sleep_of_a_machine_is_no_hang(tmp_path: Path, said: list[str]):
             await asyncio.sleep(2 * alerts.BEAT_S)
 
     run_in_virtual_time(run(), alerts)
-    assert time.time() - last_change(paths) < 60 and not said
+    assert last_change(paths) > 1.0 and not said

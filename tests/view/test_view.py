@@ -304,9 +304,9 @@ def test_a_job_that_ends_while_its_page_is_drawn_is_asked_for_once_more(
     assert [int(every.findall(asked(address).text)[0]) > 0 for _ in range(2)] == [True, False]
 
 
-def test_what_was_recomputed_under_other_weights_is_not_shown(
-    asked: Asked, decision: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def recomputed(asked: Asked, decision: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a decision whose figures were recomputed under version 0."""
     figures = {"place": [0], "entropy": [0.5], "gap": [0.0], "fate": ["trained"]}
     ended, jobs = SimpleNamespace(words="", running=False, answer=lambda: (figures, "")), {}
     monkeypatch.setattr(asked.viewer.jobs, "start", lambda words, about, *_: jobs.update({about: ended}))
@@ -314,23 +314,20 @@ def test_what_was_recomputed_under_other_weights_is_not_shown(
     address = decision()
     assert asked(address.replace("/decision?", "/recompute?"), None, go="1").status_code == 303
     assert "Recomputed under version 0," in asked(address).text
+    return address
+
+
+def test_what_was_recomputed_under_other_weights_is_not_shown(asked: Asked, recomputed: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("entente.view.viewer.weights_for", lambda *_: (1, None, "Recomputed under version 1."))
-    page = asked(address).text
+    page = asked(recomputed).text
     assert "Recomputed under" not in page and "Recompute entropy" in page
 
 
 def test_what_was_recomputed_in_a_run_is_not_shown_in_another_one_of_its_name(
-    asked: Asked, decision: Callable[[], str], stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+    asked: Asked, recomputed: str, stored_run: RunPaths
 ):
-    figures = {"place": [0], "entropy": [0.5], "gap": [0.0], "fate": ["trained"]}
-    ended, jobs = SimpleNamespace(words="", running=False, answer=lambda: (figures, "")), {}
-    monkeypatch.setattr(asked.viewer.jobs, "start", lambda words, about, *_: jobs.update({about: ended}))
-    monkeypatch.setattr(asked.viewer.jobs, "of", jobs.get)
-    address = decision()
-    assert asked(address.replace("/decision?", "/recompute?"), None, go="1").status_code == 303
-    assert "Recomputed under" in asked(address).text
     os.utime(ledger_path(stored_run, 1))  # its decisions have the same ids
-    assert "Recomputed under" not in asked(address).text
+    assert "Recomputed under" not in asked(recomputed).text
 
 
 def test_games_played_otherwise_are_one_at_a_time_cancellable_and_asked_twice_while_a_run_trains(
