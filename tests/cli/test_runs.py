@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from entente.evaluation.score_files import ScoreRecord, write_score
-from entente.evaluation.strength import Score
+from entente.evaluation.score_files import write_score
 from entente.reports.read_run import list_runs
 from entente.settings.check_settings import check_settings
 from entente.settings.run_settings import RunSettings
@@ -17,6 +16,7 @@ from flows.open_run import with_run_name
 from state_cache.settings import NEWEST
 from storage.runs import RunPaths, check_run_name, resolve_run
 from tests.command import Entente
+from tests.made_scores import made_record
 
 NOW = 1_700_000_000
 
@@ -82,18 +82,9 @@ def test_cut_figures_and_a_damaged_summary_do_not_end_the_list(several: Path):
 
 
 def test_a_run_that_goes_on_has_no_trained_score_before_its_last_version_is_scored(several: Path):
-    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
     paths = RunPaths(several / "cut")
     for version, shown in ((2, None), (4, 0.5)):
-        record = ScoreRecord(
-            label="trained",
-            player="policy",
-            opponents="random",
-            policy_version=version,
-            settings=RunSettings().evaluation,
-            score=score,
-        )
-        write_score(paths, record)
+        write_score(paths, made_record(policy_version=version, settings=RunSettings().evaluation))
         assert {line.name: line.trained_score for line in list_runs(several)}["cut"] == shown
 
 

@@ -1,7 +1,6 @@
 """Two scores are compared start by start, and a difference is claimed only where its interval excludes 0."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,8 @@ import pytest
 from entente.evaluation.paired import ScoreDifference, score_difference
 from entente.evaluation.score_files import ScoreRecord
 from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import POLICY, Gain, Score
+from entente.evaluation.strength import Gain
+from tests.made_scores import made_record, made_score
 
 SETTINGS = EvaluationSettings(positions=24)
 
@@ -21,9 +21,8 @@ def record(gains: dict[str, float], **changes) -> ScoreRecord:
         for name, centres in gains.items()
     )
     mean = float(np.mean(list(gains.values()) or [0.0]))
-    score = Score(mean=mean, low=None, high=None, forks=len(kept), positions=24, source_games=12, orders_rejected=0, gains=kept)
-    found = ScoreRecord(label="trained", player=POLICY, opponents="mover", policy_version=2, settings=SETTINGS, score=score)
-    return replace(found, **changes)
+    score = made_score(mean, forks=len(kept), positions=24, source_games=12, gains=kept)
+    return made_record(score=score, **{"opponents": "mover", "policy_version": 2, "settings": SETTINGS, **changes})
 
 
 def gains_of(seed: int, more: float = 0.0) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from entente.evaluation.score_files import ScoreRecord, read_score, read_scores, write_score
+from entente.evaluation.score_files import read_score, read_scores, write_score
 from entente.evaluation.settings import SCORE_SEED, EvaluationSettings
 from entente.evaluation.strength import POLICY, measure_strength
 from entente.game.board import Board
@@ -16,6 +16,7 @@ from entente.players.policy import DecisionRequest, PolicyPlayer
 from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import DataError, EngineError, InputError
 from storage.runs import RunPaths
+from tests.made_scores import made_record
 
 SETTINGS = EvaluationSettings(positions=8)
 
@@ -115,14 +116,7 @@ def test_an_opening_says_how_sure_the_policy_was_of_each_order(uniform_engine, t
 
 def test_a_score_is_read_back_as_it_was_kept(uniform_engine, tokens, positions, tmp_path):
     paths = RunPaths(tmp_path)
-    kept = ScoreRecord(
-        label="base",
-        player=POLICY,
-        opponents="random",
-        policy_version=0,
-        settings=SETTINGS,
-        score=score(POLICY, positions, uniform_engine(), tokens),
-    )
+    kept = made_record("base", score(POLICY, positions, uniform_engine(), tokens), settings=SETTINGS)
     write_score(paths, kept)
     assert read_score(paths, "base") == kept and read_scores(paths) == {"base": kept}
     assert read_score(paths, "trained") is None

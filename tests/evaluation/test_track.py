@@ -1,26 +1,22 @@
 """Strength over versions is read from score files; which versions are measured; incomparable versions are refused."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entente.evaluation.score_files import ScoreRecord, read_track, track_label, write_score
+from entente.evaluation.score_files import read_track, track_label, write_score
 from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import POLICY, Score
 from entente.reports import plots, sentences
 from entente.telemetry.errors import InputError
 from flows.open_players import check_same_base
 from flows.score_policy import due
 from storage.runs import RunPaths
+from tests.made_scores import made_record, made_score
 
 
 def kept(paths: RunPaths, label: str, version: int, mean: float, **changed: Any) -> None:
-    score = Score(mean=mean, low=mean - 0.1, high=mean + 0.1, forks=4, positions=2, source_games=2, orders_rejected=0)
-    settings = EvaluationSettings()
-    record = ScoreRecord(label=label, player=POLICY, opponents="random", policy_version=version, settings=settings, score=score)
-    write_score(paths, replace(record, **changed))
+    write_score(paths, made_record(label, made_score(mean, 0.1), policy_version=version, **changed))
 
 
 def test_the_track_is_base_points_between_and_last_by_version(tmp_path: Path):

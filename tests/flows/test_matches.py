@@ -11,15 +11,16 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from entente.evaluation.score_files import ScoreRecord, write_score
+from entente.evaluation.score_files import write_score
 from entente.evaluation.settings import EvaluationSettings, MatchSettings, PlaySettings
-from entente.evaluation.strength import Gain, Score
+from entente.evaluation.strength import Gain
 from entente.game.snapshot import Snapshot
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from flows.evaluate_policy import evaluate_policy
 from flows.play_match import play_match_of
 from state_cache.store import StateCache
+from tests.made_scores import made_record, made_score
 
 PUBLISHED = Path(__file__).parents[2] / "models" / "whole-192"
 MATCH = MatchSettings(players=("mover", "random"))
@@ -57,10 +58,8 @@ def test_a_score_from_other_positions_than_the_run_s_own_scores_says_so(
     settings.paths.create().settings.write_text(settings.model_dump_json())
     held_out = tuple(positions)
     gain = Gain(snapshot_id=held_out[0].snapshot_id, game_id="", power="FRANCE", centres=1.0)
-    score = Score(mean=1.0, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0, gains=(gain,))
-    asked = EvaluationSettings(positions=1, opponents=("random",))
-    base = ScoreRecord(label="base", player="policy", opponents="random", policy_version=0, settings=asked, score=score)
-    write_score(settings.paths, base)
+    score, asked = made_score(gains=(gain,)), EvaluationSettings(positions=1, opponents=("random",))
+    write_score(settings.paths, made_record("base", score, settings=asked))
 
     @asynccontextmanager
     async def opened(*_: Any) -> AsyncIterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entente.evaluation.score_files import ScoreRecord, read_score, read_track, track_label, write_score
+from entente.evaluation.score_files import read_score, read_track, track_label, write_score
 from entente.evaluation.strength import Score
 from entente.settings.layers import layered_settings
 from entente.telemetry.metrics import check
@@ -21,6 +21,7 @@ from state_cache.store import StateCache
 from storage.ledger import Totals
 from storage.runs import RunPaths, last_change
 from tasks.evaluation import evaluate_player
+from tests.made_scores import made_record, made_score
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_a_version_is_scored_on_held_out_positions_alone(tmp_path: Path, positio
 
     async def measure(label: str, player: str, opponents: str, played_on: Any, *others: Any, **more: Any) -> Score:
         measured.append(tuple(played_on))
-        return Score(mean=0.0, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
+        return made_score()
 
     monkeypatch.setattr(scores, "evaluate_player", measure)
     cache = StateCache(path=tmp_path, settings=CacheSettings(), train=tuple(positions[:5]), held_out=tuple(positions[5:]))
@@ -47,7 +48,7 @@ def test_a_version_between_is_scored_once_by_a_program_and_its_point_is_logged_a
 
     async def measure(label: str, *_: Any, **more: Any) -> Score:
         measured.append(label)
-        return Score(mean=0.5, low=0.4, high=0.6, forks=4, positions=2, source_games=2, orders_rejected=0)
+        return made_score()
 
     monkeypatch.setattr(scores, "evaluate_player", measure)
     cache = SimpleNamespace(held_out=())
@@ -84,7 +85,7 @@ def test_a_score_gives_signs_of_life_long_before_its_end(tmp_path: Path, monkeyp
             given[5](done, 100)
             quiet_s.append(time.time() - last_change(paths))
             os.utime(paths.scores, (time.time() - 30, time.time() - 30))
-        return Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
+        return made_score()
 
     monkeypatch.setattr(scores, "evaluate_player", evaluate_player.fn)
     monkeypatch.setattr("tasks.evaluation.measure_strength", measure)
@@ -108,17 +109,8 @@ def test_a_resumed_run_scores_the_version_that_a_kill_left_without_its_score(
 ):
     settings = layered_settings("laptop", overrides={"steps": 20, "evaluation": {"every": 10}})
     paths = RunPaths(tmp_path).create()
-    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
     for version in scored:
-        record = ScoreRecord(
-            label=track_label(version),
-            player="policy",
-            opponents="random",
-            policy_version=version,
-            settings=settings.evaluation,
-            score=score,
-        )
-        write_score(paths, record)
+        write_score(paths, made_record(track_label(version), policy_version=version, settings=settings.evaluation))
     resources: Any = SimpleNamespace(paths=paths, resume_point=SimpleNamespace(step_done=step_done))
     assert scores.missed(resources, settings) is missed
 

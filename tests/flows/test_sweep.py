@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entente.evaluation.score_files import ScoreRecord, write_score
-from entente.evaluation.strength import POLICY, Gain, Score
+from entente.evaluation.score_files import write_score
+from entente.evaluation.strength import Gain
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EngineError, InputError, TrainingError
 from flows.sweep import (
@@ -29,6 +29,7 @@ from storage.json_files import write_json
 from storage.run_base import new_base
 from storage.runs import RunPaths
 from tests.damage import flip
+from tests.made_scores import made_record, made_score
 
 RATES = '[settings]\n"training.learning_rate" = [1e-3, 2e-3, 4e-3]\n'
 
@@ -209,14 +210,9 @@ def test_a_run_that_was_scored_otherwise_is_not_done_and_never_mixed_with_others
 
 def test_scores_of_programs_that_may_play_differently_are_named_with_what_mends_them(tmp_path: Path):
     runs = points_of(tmp_path, f"seeds = [0, 7]\n{RATES}")[0].runs
-    score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0)
     for run, code in zip(runs, ({"entente.game": "as it was"}, code_of_play()), strict=True):
         done(run, 0.5)
-        record = ScoreRecord(
-            label="trained", player=POLICY, opponents="random", policy_version=run.steps, settings=run.evaluation, score=score,
-            code=code,
-        )  # fmt: skip
-        write_score(run.paths, record)
+        write_score(run.paths, made_record(policy_version=run.steps, settings=run.evaluation, code=code))
     points = [SweepPoint(values={}, runs=[run]) for run in runs]
     assert "remove summary.json of rates-1, and" in scored_by_others(points)
     assert scored_by_others(points[:1]) == scored_by_others(points[1:]) == ""
@@ -245,10 +241,6 @@ def test_scores_of_different_held_out_positions_are_said_to_differ_by_more_than_
         (run,) = point.runs
         done(run, 0.5)
         gains = (Gain(snapshot_id=position, game_id="game", power="FRANCE", centres=0.5),)
-        score = Score(mean=0.5, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0, gains=gains)
-        record = ScoreRecord(
-            label="trained", player=POLICY, opponents="random", policy_version=1, settings=run.evaluation, score=score
-        )
-        write_score(run.paths, record)
+        write_score(run.paths, made_record(score=made_score(gains=gains), policy_version=1, settings=run.evaluation))
     assert "different held-out positions" in scored_elsewhere(points)
     assert scored_elsewhere(points[:2]) == ""

@@ -16,7 +16,7 @@ import pytest
 from entente.cli.commands import command_line
 from entente.evaluation.score_files import ScoreRecord, write_score
 from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import POLICY, Gain, Score
+from entente.evaluation.strength import Gain
 from entente.reports import sentences
 from entente.reports.compare_page import html_of
 from entente.reports.compared import TOTALS, Compared, compare_runs
@@ -25,6 +25,7 @@ from entente.settings.run_settings import RunSettings
 from storage.ledger import ROWS_SCHEMA, ledger_path, write_ledger
 from storage.runs import RunPaths
 from tests.command import Entente
+from tests.made_scores import made_record, made_score
 from tests.reports.conftest import Page
 
 STEPS = 4
@@ -95,21 +96,9 @@ def test_runs_of_other_base_models_under_one_name_are_told_apart(make):
 
 def score(gains: list[float], **changes: Any) -> ScoreRecord:
     kept = tuple(Gain(snapshot_id=str(n), game_id=f"g{n}", power="FRANCE", centres=gain) for n, gain in enumerate(gains))
-    mean = sum(gains) / len(gains)
-    found = Score(
-        mean=mean,
-        low=mean - 1,
-        high=mean + 1,
-        forks=len(gains),
-        positions=len(gains),
-        source_games=len(gains),
-        orders_rejected=0,
-        gains=kept,
-    )
-    settings = EvaluationSettings()
-    return ScoreRecord(
-        label="trained", player=POLICY, opponents="mover", policy_version=4, settings=settings, score=found, **changes
-    )
+    counts = dict.fromkeys(("forks", "positions", "source_games"), len(gains))
+    found = made_score(sum(gains) / len(gains), 1, gains=kept, **counts)
+    return made_record(score=found, opponents="mover", policy_version=4, **changes)
 
 
 @pytest.mark.parametrize("more", [0.75, 0.0], ids=["a difference", "none"])

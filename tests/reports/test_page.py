@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from entente.cli.commands import command_line
-from entente.evaluation.score_files import ScoreRecord, read_score, track_label, write_score
-from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import Opening, Score
+from entente.evaluation.score_files import read_score, track_label, write_score
+from entente.evaluation.strength import Opening
 from entente.game.positions import board_of
 from entente.reports.inspect_rows import Inspector
 from entente.reports.page import boards, closest_preset, preset_trees
@@ -37,6 +36,7 @@ from storage.run_sql import connect, ready_query
 from storage.runs import RunPaths
 from storage.shards import publish_shard
 from tests.damage import flip
+from tests.made_scores import made_record, made_score
 from tests.reports.conftest import Page, metric_lines
 from tests.shard_rows import read_rows, shard_files
 from tests.storage.make_rows import make_shard_rows
@@ -119,9 +119,7 @@ def test_each_build_that_a_power_waives_has_its_own_probability():
         orders=("A PAR B", "WAIVE", "WAIVE"),
         probabilities=(0.5, 0.25, 1.0),
     )
-    score = Score(mean=0, low=None, high=None, forks=1, positions=1, source_games=1, orders_rejected=0, openings=(opening,))
-    settings = EvaluationSettings()
-    record = ScoreRecord(label="base", player="policy", opponents="random", policy_version=0, settings=settings, score=score)
+    record = made_record("base", made_score(openings=(opening,)))
     ((view,),) = (position["views"] for position in boards({"base": record}))
     assert view["orders"] == [("A PAR B", 0.5), ("WAIVE", 0.25), ("WAIVE", 1.0)]
     assert "WAIVE with probability 25%, WAIVE with probability 100%" in view["alt"]

@@ -7,15 +7,15 @@ import pytest
 
 from entente.evaluation.score_files import ScoreRecord
 from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import Score
 from entente.reports.page import named_scores
 from entente.reports.sentences import verdict
+from tests.made_scores import made_record, made_score
 
 
 def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy", games: int = 7) -> ScoreRecord:
-    score = Score(mean=mean, low=low, high=high, forks=8, positions=8, source_games=games, orders_rejected=0)
+    score = made_score(mean, low=low, high=high, forks=8, positions=8, source_games=games)
     settings = EvaluationSettings(positions=4, horizon_years=2)
-    return ScoreRecord(label="", player=player, opponents="mover", policy_version=version, settings=settings, score=score)
+    return made_record("", score, player=player, opponents="mover", policy_version=version, settings=settings)
 
 
 @pytest.mark.parametrize(

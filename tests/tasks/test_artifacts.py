@@ -13,11 +13,10 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
 import tasks.artifacts
-from entente.evaluation.score_files import ScoreRecord, write_score
-from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import Score
+from entente.evaluation.score_files import write_score
 from storage.runs import RunPaths
 from tasks.artifacts import RunPage, result_page
+from tests.made_scores import made_record, made_score
 
 FIGURES = {"train/reward": 0.25, "train/decisions": 16.0, "rollout/tokens_per_s": 248.4, "time/orchestration_share": 0.05}
 
@@ -121,15 +120,8 @@ def test_an_update_that_the_server_refuses_is_said_once_counted_and_survived(
 def test_a_result_is_what_the_files_of_scores_say(tmp_path):
     paths = RunPaths(tmp_path / "mine").create()
     for label, mean in (("base", 0.0), ("trained", 0.5)):
-        found = Score(
-            mean=mean, low=mean - 0.1, high=mean + 0.1, forks=4, positions=8, source_games=8, orders_rejected=0, openings=()
-        )
-        write_score(
-            paths,
-            ScoreRecord(
-                label=label, player="policy", opponents="mover", policy_version=2, settings=EvaluationSettings(), score=found
-            ),
-        )
+        found = made_score(mean, 0.1, forks=4, positions=8, source_games=8)
+        write_score(paths, made_record(label, found, opponents="mover", policy_version=2))
     paths.settings.write_text(
         json.dumps({"steps": 2, "cache": {"from_run": "night", "from_groups": 16, "on_policy_share": 0.25}})
     )
