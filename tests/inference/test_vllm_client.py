@@ -5,9 +5,11 @@ servers in test_vllm_servers.py.
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -22,11 +24,11 @@ from entente.inference import vllm_client
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient
 from entente.inference.vllm_server import ClientTimes
-from entente.inference.vllm_wire import ROUNDED, probe_request, read_counter, same_weights
+from entente.inference.vllm_wire import ROUNDED, forced_prefix, probe_request, read_answer, read_counter, same_weights
 from entente.records.policy_version import BASE, version_in
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, InputError, VersionGoneError
-from tests.inference.vllm_double import LIES, VllmDouble, before_the_mask, ids_in_text, illegal_path, probability_one
+from tests.inference.vllm_double import LIES, VllmDouble, answer_of, ids_in_text, illegal_path, probability_one
 from tests.waiting import wait_until
 
 FAULTS = ("status 500", "silent", "half a body", "closes")
@@ -116,8 +118,19 @@ def ids(answers: Sequence[Generation]) -> list[list[int]]:
     return [answer.token_ids.tolist() for answer in answers]
 
 
+@pytest.mark.parametrize("lie", ["", *LIES])
+def test_only_an_answer_that_can_be_true_becomes_a_row(request_for, uniform_engine, lie: str):
+    request = request_for(0)
+    sampled = asyncio.run(uniform_engine().generate(request))
+    answer = answer_of(sampled, len(forced_prefix(request.table)[0]), "the-base")
+    LIES.get(lie, ids_in_text)(answer)
+    with pytest.raises(DataError) if lie else nullcontext():
+        found = read_answer(json.dumps(answer).encode(), request, BASE, model="the-base", worker="", took_ms=0.0)
+        assert found.token_ids.tolist() == sampled.token_ids.tolist() and np.allclose(found.logprobs, sampled.logprobs)
+
+
 @pytest.mark.in_turn
-@pytest.mark.parametrize("fault", [*LIES, *FAULTS])
+@pytest.mark.parametrize("fault", ["illegal path", *FAULTS])
 def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is_well(
     host, servers, clients, request_for, expected, fault
 ):
@@ -141,16 +154,10 @@ def test_a_lie_or_a_fault_becomes_no_row_and_its_server_gets_no_work_until_it_is
     wait_until(samples_again, 60)
 
 
-@pytest.mark.parametrize("lie", [illegal_path, before_the_mask, probability_one])
+@pytest.mark.parametrize("lie", [illegal_path, probability_one])
 def test_a_server_that_does_not_draw_under_our_mask_is_refused_at_the_start(servers, clients, lie):
     with pytest.raises(InputError, match=r"(rejected: |every log-probability is 0).*processed_logits"):
         clients(servers(spoil=lie))
-
-
-def test_a_server_of_an_older_release_which_names_tokens_in_text_serves(host, servers, clients, request_for, expected):
-    requests = [request_for(number) for number in range(4)]
-    answers = sample(host, clients(servers(spoil=ids_in_text)), requests).result(timeout=60)
-    assert ids(answers) == expected(requests)
 
 
 def test_base_weights_under_an_adapters_name_are_noticed_before_any_request(host, servers, clients, request_for, adapters, said):

@@ -18,7 +18,7 @@ from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.policy_version import version_in
-from entente.records.rows import GenerationRequest
+from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError
 
 Spoil = Callable[[dict[str, Any]], object]
@@ -65,6 +65,15 @@ LIES: dict[str, Spoil] = {
     "fewer logprobs": lambda answer: _entries(answer).pop(),
     "no logprobs": lambda answer: answer["choices"][0].update(logprobs=None),
 }
+
+
+def answer_of(sampled: Generation, head: int, model: str) -> dict[str, Any]:
+    """The server's answer, if the first `head` tokens were the end of its prompt."""
+    tokens, logprobs = sampled.token_ids.tolist()[head:], sampled.logprobs.tolist()[head:]
+    content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in zip(tokens, logprobs, strict=True)]
+    choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop"}
+    usage = {"prompt_tokens_details": {"cached_tokens": sampled.cached_tokens}}
+    return {"request_id": "r", "model": model, "choices": [choice], "usage": usage}
 
 
 class VllmDouble:
@@ -211,11 +220,7 @@ class VllmDouble:
             return _error(400, str(error))
         finally:
             self.in_flight -= 1
-        tokens, logprobs = sampled.token_ids.tolist()[len(head) :], sampled.logprobs.tolist()[len(head) :]
-        content = [{"token_id": t, "logprob": p, "rank": 1, "top_logprobs": []} for t, p in zip(tokens, logprobs, strict=True)]
-        choice = {"index": 0, "token_ids": tokens, "logprobs": {"content": content}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(ids), "prompt_tokens_details": {"cached_tokens": sampled.cached_tokens}}
-        answer: dict[str, Any] = {"request_id": "r", "model": model, "choices": [choice], "usage": usage}
+        answer = answer_of(sampled, len(head), model)
         if self.spoil is not None:
             self.faults += 1
             self.spoil(answer)
