@@ -1,6 +1,7 @@
 """A run with real rows: forks played by the small model's own probabilities, as an engine would draw them."""
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,15 @@ def exact_run(
         return paths
 
     return make
+
+
+@pytest.fixture(scope="module")
+def played(exact_run: Callable[..., RunPaths], tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """One run with rows, to be copied."""
+    return exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
+
+
+@pytest.fixture
+def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
+    """A copy of it to change."""
+    return RunPaths(Path(shutil.copytree(played.root, tmp_path / "copy")))

@@ -30,18 +30,6 @@ from tests.training.whole_step import whole_step
 SETTINGS = TrainingSettings(learning_rate=1e-2, lora_rank=8, lora_alpha=16)
 
 
-@pytest.fixture(scope="module")
-def played(exact_run, tmp_path_factory) -> RunPaths:
-    """One run with rows, played once; tests copy it."""
-    return exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
-
-
-@pytest.fixture
-def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
-    shutil.copytree(played.root, tmp_path / "copy")
-    return RunPaths(tmp_path / "copy")
-
-
 def trainer_for(paths: RunPaths, model: Path, settings: TrainingSettings = SETTINGS) -> Trainer:
     return Trainer(paths, Policy(model, settings), settings, StorageSettings())
 

@@ -40,17 +40,6 @@ MOVING = SETTINGS.model_copy(
 """Everything on that a step hands to the next one."""
 
 
-@pytest.fixture(scope="module")
-def played(exact_run, tmp_path_factory) -> RunPaths:
-    """One run with rows; tests copy it."""
-    return exact_run(tmp_path_factory.mktemp("played") / "run", groups=4, forks=4)
-
-
-@pytest.fixture
-def paths(played: RunPaths, tmp_path: Path) -> RunPaths:
-    return RunPaths(shutil.copytree(played.root, tmp_path / "copy"))
-
-
 def batch_of(paths: RunPaths) -> Batch:
     index = open_index(paths)
     rows, _ = index.select_batch(1, policy_version=0, start_groups=2)
