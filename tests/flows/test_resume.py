@@ -115,17 +115,8 @@ def test_it_ends_with_the_very_weights_of_a_run_that_nobody_killed(killed, workp
         assert {"random", "policy:0"} <= opponents(paths), "or nobody of the league had played"
 
 
-@pytest.mark.system
-def test_a_finished_run_is_not_run_again(killed, workplace):
-    paths, summary = killed
-    before = paths.metrics.read_bytes()
-    again = workplace.process("train", "--run", "killed", "--resume", "--json")
-    assert again.returncode == 0 and json.loads(again.stdout.splitlines()[-1]) == summary
-    assert "has done its 4 steps" in again.stderr and paths.metrics.read_bytes() == before
-
-
-def test_a_run_that_was_killed_between_summary_and_report_writes_the_report(
-    stored_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+def test_a_finished_run_is_not_run_again_and_writes_the_report_that_a_kill_left_unwritten(
+    stored_run: RunPaths, said: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     report = stored_run.root / "report.html"
     stored_run.summary.touch()
@@ -138,9 +129,10 @@ def test_a_run_that_was_killed_between_summary_and_report_writes_the_report(
     monkeypatch.setattr("flows.train_policy.write_report_page", write)
     stored = settings_of(stored_run)
     settings = stored.model_copy(update={"telemetry": stored.telemetry.model_copy(update={"report": True})})
-    for times in (1, 1):
-        asyncio.run(train_policy.fn(settings, resume=True))
-        assert len(written) == times
+    summary = json.loads(stored_run.summary.read_text()) | {"run": str(stored_run.root)}
+    for _ in range(2):
+        assert asyncio.run(train_policy.fn(settings, resume=True)) == summary
+        assert len(written) == 1 and "has done its 2 steps: raise --steps" in said[-1]
     os.utime(report, (0, 0))  # of fewer steps
     asyncio.run(train_policy.fn(settings, resume=True))
     assert len(written) == 2
