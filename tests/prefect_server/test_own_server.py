@@ -23,15 +23,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.system
-def test_a_server_that_does_not_answer_is_named_before_anything_is_written(entente):
-    done = entente.process(*CACHE, PREFECT_API_URL="http://127.0.0.1:9/api")
-    assert done.returncode == 2 and done.stdout == ""
-    (sentence,) = done.stderr.splitlines()
-    assert sentence.startswith("entente: no Prefect server answers at http://127.0.0.1:9/api")
-    assert "prefect server start" in sentence and names(entente.folder) in ([], [".prefect"])
-
-
 def test_a_run_without_a_server_writes_nothing(entente, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("entente.cli.run_flow.prefect_server", Mock(side_effect=InputError("no Prefect server answers")))
     done = entente("train", "--run", "mine")
