@@ -28,7 +28,7 @@ MATCH = MatchSettings(players=("mover", "random"))
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> list[MatchSettings]:
-    """The matches that were played."""
+    """The matches that were played, also from the command line."""
     matches = []
 
     async def play(run: str, runs_root: Path, match: MatchSettings) -> dict[str, Any]:
@@ -36,6 +36,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[MatchSettings]:
         return {}
 
     monkeypatch.setattr("flows.evaluate_policy.play_match_of", play)
+    monkeypatch.setattr("entente.cli.evaluate.run_flow", lambda begin: asyncio.run(begin()))
+    monkeypatch.setattr("entente.cli.evaluate._show_match", lambda result: None)
+    monkeypatch.setattr("flows.evaluate_policy.evaluate_policy", evaluate_policy.fn)
     return matches
 
 
@@ -73,10 +76,7 @@ def test_a_score_from_other_positions_than_the_run_s_own_scores_says_so(
     assert any("from other held-out positions" in note for note in notes) == is_lost, notes
 
 
-def test_the_command_line_s_play_is_that_of_the_match(entente, played: list[MatchSettings], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("flows.evaluate_policy.evaluate_policy", evaluate_policy.fn)
-    monkeypatch.setattr("entente.cli.evaluate.run_flow", lambda begin: asyncio.run(begin()))
-    monkeypatch.setattr("entente.cli.evaluate._show_match", lambda result: None)
+def test_the_command_line_s_play_is_that_of_the_match(entente, played: list[MatchSettings]):
     done = entente("evaluate", "--players", f"{PUBLISHED},random", "--years", "1", "--temperature", "0.5")
     assert done.returncode == 0 and [match.temperature for match in played] == [0.5], done.stderr
 
@@ -108,12 +108,7 @@ def test_settings_that_no_player_of_a_match_uses_are_refused(
 
 
 @pytest.mark.parametrize("players", ["dumbbot+search,random", f"{PUBLISHED},random"], ids=["player that searches", "policy"])
-def test_a_search_that_some_player_uses_is_accepted(
-    entente, played: list[MatchSettings], monkeypatch: pytest.MonkeyPatch, players: str
-):
-    monkeypatch.setattr("flows.evaluate_policy.evaluate_policy", evaluate_policy.fn)
-    monkeypatch.setattr("entente.cli.evaluate.run_flow", lambda begin: asyncio.run(begin()))
-    monkeypatch.setattr("entente.cli.evaluate._show_match", lambda result: None)
+def test_a_search_that_some_player_uses_is_accepted(entente, played: list[MatchSettings], players: str):
     strategy = () if "+search" in players else ("--strategy", "search")
     done = entente("evaluate", "--players", players, "--years", "1", "--search.playouts", "4", *strategy)
     assert done.returncode == 0 and [match.search.playouts for match in played] == [4], done.stderr
