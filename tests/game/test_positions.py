@@ -134,6 +134,7 @@ def change(state: dict[str, Any], *path: Any, to: Any) -> dict[str, Any]:
         (["name"], "COMPLETED", "the game is over"),
         (["map"], "ancmed", "on the map 'ancmed', and only 'standard'"),
         (["units", "FRANCE"], [["A PAR"]], "'units' of FRANCE in the state must be a list"),
+        (["centers"], 7, "'centers' in the state must map powers to lists"),
         (["units", "NARNIA"], ["A PAR"], "names the power 'NARNIA'"),
         (["centers", "NARNIA"], ["PAR"], "names the power 'NARNIA'"),
         (["units", "FRANCE"], ["A MAO"], "FRANCE cannot have the unit 'A MAO'"),
@@ -171,7 +172,8 @@ def test_what_other_programs_write_beside_a_position_changes_nothing(start, chan
 
 def test_a_state_without_a_name_takes_that_of_its_phase(start):
     del start["name"]
-    assert board_of_game({"phases": [{"name": "S1901M", "state": start}]}).legal_orders() == Board.start().legal_orders()
+    for state in (start, start | {"name": None}):
+        assert board_of_game({"phases": [{"name": "S1901M", "state": state}]}).legal_orders() == Board.start().legal_orders()
     with pytest.raises(InputError, match="lacks the phase's name"):
         board_of_state(start)
 
@@ -251,7 +253,7 @@ def test_a_record_without_orders_or_results_says_nothing(phase: Any):
     assert contested_in(phase) == set()
 
 
-@pytest.mark.parametrize("given", [None, {"phases": []}, {"phases": [{"state": []}]}])
+@pytest.mark.parametrize("given", [None, {"phases": []}, {"phases": [{"state": []}]}, {"phases": [{"name": "S1901M"}]}])
 def test_what_is_no_game_is_refused(given: Any):
     with pytest.raises(InputError):
         board_of_game(given)
