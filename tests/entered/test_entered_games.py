@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from diplomacy import Game
-from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import POWERS, Board
 from entente.game.recorded import recorded_turns
@@ -15,6 +14,7 @@ from entente.live_games.entered_file import keep_game
 from entente.players.seeds import seeded_rng
 from entente.telemetry.errors import InputError
 from storage.played_games import SavedGame, play_again, read_game
+from tests.game.package_games import saved_form
 
 CONTROLLERS = {power: "rosa" if power < "G" else "theo" for power in POWERS}
 
@@ -39,7 +39,7 @@ def _played(seed: int, phases: int, *, drawn: bool) -> Any:
         game.process()
     if drawn:
         game.draw()
-    return json.loads(json.dumps(to_saved_game_format(game)))
+    return saved_form(game)
 
 
 def never(sentence: str) -> None:
@@ -110,17 +110,13 @@ def test_a_game_of_the_same_id_or_by_another_seat_is_a_file_of_its_own(tmp_path:
     assert sorted(read_game(file).seats["GERMANY"][:4] for file in tmp_path.glob("*.json")) == ["dumb", "theo", "theo"]
 
 
-def _saved(game: Game) -> Any:
-    return json.loads(json.dumps(to_saved_game_format(game)))
-
-
 def test_a_convoy_without_the_word_comes_home(tmp_path: Path):
     """The package's server takes such orders, and records them as they were written."""
     game = Game()
     for orders in (["F LON - NTH", "A LVP - YOR"], ["A YOR - BEL", "F NTH C A YOR - BEL"]):
         game.set_orders("ENGLAND", orders)
         game.process()
-    saved = _saved(game)
+    saved = saved_form(game)
     assert "A YOR - BEL" in saved["phases"][1]["orders"]["ENGLAND"]
     kept = keep(saved, tmp_path)
     assert kept.turns[1].orders["ENGLAND"][-1] == "A YOR - BEL VIA" and not any(turn.position for turn in kept.turns)
@@ -137,7 +133,7 @@ def test_a_game_comes_home_from_a_server_that_judges_otherwise(tmp_path: Path):
     game.set_orders("FRANCE", ["A BEL R HOL"])
     game.process()
     game.process()
-    saved = _saved(game)
+    saved = saved_form(game)
     kept = keep(saved, tmp_path)
     (file,) = tmp_path.glob("*.json")
     played = list(play_again(read_game(file), file))
@@ -154,7 +150,7 @@ def test_a_game_comes_home_from_a_server_that_judges_otherwise(tmp_path: Path):
 def test_a_recorded_order_that_is_not_legal_is_said_and_left_out(tmp_path: Path):
     game = Game()
     game.process()
-    saved = _saved(game)
+    saved = saved_form(game)
     saved["phases"][0]["orders"] |= {"FRANCE": ["A PAR - MOS", "A MUN - BUR", "A MAR - SPA"], "ITALY": None}
     said: list[str] = []
     kept = keep(saved, tmp_path, say=said.append)
@@ -167,7 +163,7 @@ def test_disbands_that_the_record_does_not_show_are_those_of_the_rules(tmp_path:
     game.set_centers("FRANCE", ["PAR"], reset=True)
     game.set_current_phase("W1901A")
     game.process()
-    saved = _saved(game)
+    saved = saved_form(game)
     shown = {"F BRE", "A MAR", "A PAR"} - set(saved["phases"][1]["state"]["units"]["FRANCE"])
     assert {order[:5] for order in keep(saved, tmp_path / "a").turns[0].orders["FRANCE"]} == shown
     saved["phases"][1]["state"]["units"]["FRANCE"] = []

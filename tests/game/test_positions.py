@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-from diplomacy import Game
-from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.board import POWERS, Board
 from entente.game.geography import geography
@@ -21,6 +19,7 @@ from entente.game.read_prompt import read_prompt
 from entente.game.recorded import as_recorded, board_of_game
 from entente.game.scripted import player
 from entente.telemetry.errors import InputError
+from tests.game.package_games import package_game, saved_form
 
 
 def games(count: int, last_year: int, name: str = "random", first: int = 0) -> Iterator[tuple[list[Board], dict[str, Any]]]:
@@ -207,25 +206,13 @@ def test_two_dislodged_units_in_one_province_and_an_impossible_one_are_refused(s
             board_of_state(state)
 
 
-def by_package(units: dict[str, list[str]], orders: dict[str, list[str]]) -> dict[str, Any]:
-    """The game of the untouched package after one phase, in which these units are alone."""
-    game = Game()
-    game.clear_units()
-    for power, own in units.items():
-        game.set_units(power, own)
-    for power, own in orders.items():
-        game.set_orders(power, own)
-    game.process()
-    return json.loads(json.dumps(to_saved_game_format(game)))
-
-
 CONVOYED = {"ENGLAND": ["A LON", "F NTH", "A PIC"], "FRANCE": ["A BEL"], "GERMANY": ["A MUN"], "ITALY": ["A MAR"]}
 ATTACK = ["A LON - BEL VIA", "F NTH C A LON - BEL", "A PIC S A LON - BEL"]
 
 
 def test_retreats_that_the_package_lists_after_a_dislodgement_by_convoy_are_dropped():
     """It lists every neighbour there, also the occupied and the contested ones."""
-    saved = by_package(CONVOYED, {"ENGLAND": ATTACK, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]})
+    saved = saved_form(package_game(CONVOYED, {"ENGLAND": ATTACK, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]}))
     state = saved["phases"][-1]["state"]
     assert state["retreats"]["FRANCE"] == {"A BEL": ["BUR", "HOL", "PIC", "RUH"]}
     assert board_of_state(state).dislodged()["FRANCE"] == {"A BEL": ("BUR", "HOL", "RUH")}, "a state does not say who bounced"
@@ -243,7 +230,7 @@ def test_retreats_that_the_package_lists_after_a_dislodgement_by_convoy_are_drop
     ids=["bounce", "moved", "by-the-unit-that-came-from-there", "occupied"],
 )
 def test_the_record_of_a_phase_says_where_units_bounced(orders: dict[str, list[str]], contested: set[str]):
-    assert contested_in(by_package(CONVOYED, orders)["phases"][0]) == contested
+    assert contested_in(saved_form(package_game(CONVOYED, orders))["phases"][0]) == contested
 
 
 @pytest.mark.parametrize(

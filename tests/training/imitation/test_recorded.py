@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from diplomacy import Game
-from diplomacy.utils.export import to_saved_game_format
 
 from entente.game.recorded import RefusedGameError, board_of_game, replay_recorded
 from entente.telemetry.errors import EntenteError, InputError
@@ -18,6 +17,7 @@ from entente.training.imitation import recorded_files, teacher_games
 from entente.training.imitation.positions import Positions
 from entente.training.imitation.settings import ImitationSettings
 from entente.training.imitation.teacher_games import make_games
+from tests.game.package_games import package_game, saved_form
 from tests.training.imitation.small import content, quiet
 
 
@@ -34,7 +34,7 @@ def record(seed: int, phases: int) -> dict[str, Any]:
                 orders = orders[: abs(surplus)]
             game.set_orders(power, orders if game.phase_type == "A" else [each for each in orders if rng.random() < 0.9])
         game.process()
-    return json.loads(json.dumps(to_saved_game_format(game)))
+    return saved_form(game)
 
 
 @pytest.fixture(scope="module")
@@ -80,23 +80,6 @@ def test_orders_of_the_phase_in_which_a_game_was_saved_are_not_played_yet():
     assert [board.phase for board, _ in replay_recorded(saved, "it")] == ["S1901M"]
 
 
-def package_game(orders: dict[str, list[str]], units: dict[str, list[str]], phase: str = "S1901M") -> Game:
-    """The game of the untouched package with these units alone, and after one phase."""
-    game = Game()
-    game.clear_units()
-    for power, own in units.items():
-        game.set_units(power, own)
-    game.set_current_phase(phase)
-    for power, own in orders.items():
-        game.set_orders(power, own)
-    game.process()
-    return game
-
-
-def saved_form(game: Game) -> dict[str, Any]:
-    return json.loads(json.dumps(to_saved_game_format(game)))
-
-
 CONVOY = {"ENGLAND": ["A LON", "F NTH"], "FRANCE": ["F SPA/SC", "A PAR", "A MAR"]}
 
 
@@ -123,7 +106,7 @@ CONVOY = {"ENGLAND": ["A LON", "F NTH"], "FRANCE": ["F SPA/SC", "A PAR", "A MAR"
 )
 def test_an_order_is_read_as_the_packages_parser_reads_it(written: str, read: str | None):
     power = "ENGLAND" if "LON" in (read or "").upper() else "FRANCE"
-    saved = saved_form(package_game({}, CONVOY))
+    saved = saved_form(package_game(CONVOY, {}))
     saved["phases"][0]["orders"][power] = [written]
     if read is None:
         with pytest.raises(RefusedGameError, match="not legal there") as refused:
@@ -141,7 +124,7 @@ def test_a_retreat_that_the_package_let_happen_is_read_from_its_record():
     """After a dislodgement by convoy it lets a unit go where two others bounced."""
     units = {"ENGLAND": ["A LON", "F NTH", "A PIC"], "FRANCE": ["A BEL"], "GERMANY": ["A MUN"], "ITALY": ["A MAR"]}
     attack = ["A LON - BEL VIA", "F NTH C A LON - BEL", "A PIC S A LON - BEL"]
-    game = package_game({"ENGLAND": attack, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]}, units)
+    game = package_game(units, {"ENGLAND": attack, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]})
     game.set_orders("FRANCE", ["A BEL R BUR"])
     game.process()
     saved = saved_form(game)
@@ -159,7 +142,7 @@ def test_a_retreat_that_the_package_let_happen_is_read_from_its_record():
 def test_retreats_that_a_state_lacks_are_those_of_the_rules_however_the_moves_are_written(moves: tuple[str, str]):
     units = {"ENGLAND": ["A HOL", "A PIC"], "FRANCE": ["A BEL"], "GERMANY": ["A MUN"], "ITALY": ["A MAR"]}
     attack = ["A HOL - BEL", "A PIC S A HOL - BEL"]
-    game = package_game({"ENGLAND": attack, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]}, units)
+    game = package_game(units, {"ENGLAND": attack, "GERMANY": ["A MUN - BUR"], "ITALY": ["A MAR - BUR"]})
     game.set_orders("FRANCE", ["A BEL R RUH"])
     game.process()
     saved = saved_form(game)
