@@ -3,10 +3,8 @@
 import json
 import random
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +24,7 @@ from entente.training.settings import TinyModelSettings
 from storage.runs import RunPaths
 from tests.chat_models import NO_GENERATION_PROMPT, chat_model
 from tests.command import content
+from tests.http_here import Quiet, answering
 from tests.telemetry.fake_nvml import card
 
 
@@ -152,7 +151,7 @@ def test_what_cannot_run_is_refused_before_anything_begins(entente, model: Path,
 HUB_MODEL = "/api/models/Qwen/Qwen2.5-1.5B-Instruct"
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Quiet):
     """A hub that has one model, and gives nothing of it away but its name."""
 
     asked: ClassVar[list[str]] = []
@@ -166,20 +165,13 @@ class Hub(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
-        return
-
 
 @pytest.fixture
 def hub() -> Iterator[str]:
     """Address of a hub on this machine."""
     Hub.asked.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(Hub) as address:
+        yield address
 
 
 @pytest.mark.system

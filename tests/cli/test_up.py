@@ -1,13 +1,11 @@
 """`entente up` and `entente down`, for real: a server, a pool, deployments and a worker, begun once and ended whole."""
 
-import http.server
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -27,6 +25,7 @@ from entente.prefect_server.automations import WHOLE_MACHINE, server_client
 from entente.telemetry.errors import InputError
 from storage.files import file_lock
 from tests.command import Entente
+from tests.http_here import Quiet, answering
 from tests.players.endpoint_server import EndpointServer, a_page
 from tests.prefect_api import asker
 from tests.waiting import free_port, wait_until
@@ -175,7 +174,7 @@ signal.pause()
 MINE, DONE = str(UUID(int=1)), str(UUID(int=2))
 
 
-class Api(http.server.BaseHTTPRequestHandler):
+class Api(Quiet):
     """The part of Prefect's API that `down` asks; keeps the states that it sets and whether the worker then lived."""
 
     states: ClassVar[dict[str, str]] = {MINE: "RUNNING", DONE: "RUNNING"}
@@ -201,9 +200,6 @@ class Api(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(404)  # it has no CSRF tokens
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 def worker_of(home: Path) -> int:
     """Process id of the worker."""
@@ -214,22 +210,17 @@ def worker_of(home: Path) -> int:
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Api]]:
     """A worker that `entente up` recorded, whose flow runs MINE and DONE are known to an API; the second one ends in time."""
     api = type("Asked", (Api,), {"states": {**Api.states}, "asked": []})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), api)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
     monkeypatch.setenv("PREFECT_HOME", str(folder / ".prefect"))
     monkeypatch.setattr(up, "ENDS_WITHIN_S", 0.5)  # its runs do not end by themselves
     log = folder / ".prefect" / "worker.log"
-    more = {"PREFECT_API_URL": f"http://127.0.0.1:{server.server_port}/api", "PREFECT_API_AUTH_STRING": "entente:key"}
-    process = up._start("worker", ["-c", WORKER, MINE, DONE], log, more)
-    wait_until(lambda: "begun" in log.read_text())
-    yield api
-    for each in (process, *psutil.Process(process.pid).children()) if process.poll() is None else ():
-        each.kill()
-    process.wait()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(api) as address:
+        more = {"PREFECT_API_URL": f"{address}/api", "PREFECT_API_AUTH_STRING": "entente:key"}
+        process = up._start("worker", ["-c", WORKER, MINE, DONE], log, more)
+        wait_until(lambda: "begun" in log.read_text())
+        yield api
+        for each in (process, *psutil.Process(process.pid).children()) if process.poll() is None else ():
+            each.kill()
+        process.wait()
 
 
 def test_runs_in_the_worker_are_cancelled_before_it_ends_so_that_no_recovery_starts_them_again(folder: Path, worker: type[Api]):

@@ -1,7 +1,6 @@
 """The page of a game in a real browser, served by the command: a year of clicks, a second window, and the game continued."""
 
 import json
-import re
 import signal
 import subprocess
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from entente.live_games.game import PlayedGame
 from entente.live_games.page import as_data, page_html
+from tests.http_here import address_of
 
 LIMIT_MS = 60_000
 PLACE = """name => {
@@ -17,14 +17,6 @@ PLACE = """name => {
   const at = document.getElementById('map').getScreenCTM();
   return [x * at.a + at.e, y * at.d + at.f];
 }"""
-
-
-def address(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.match(r"http://127.0.0.1:\d+/\?key=\S+", line):
-            return found[0]
-    raise AssertionError(process.communicate())
 
 
 def end(process: "subprocess.Popen[str]") -> None:
@@ -45,7 +37,7 @@ def test_a_year_is_played_by_clicks_and_continued_after_a_kill(entente, browser)
         page = browser.new_page(viewport={"width": 1400, "height": 950}, reduced_motion="reduce")
         page.on("console", lambda message: told.append(message.text))
         page.on("pageerror", lambda error: told.append(str(error)))
-        page.goto(address(process))
+        page.goto(address_of(process))
         page.wait_for_selector("#own select")
 
         def click(name: str) -> None:
@@ -96,7 +88,7 @@ def test_a_year_is_played_by_clicks_and_continued_after_a_kill(entente, browser)
     again = entente.start("play", "--no-browser", "--game", "mine")
     try:
         page = browser.new_page()
-        page.goto(address(again))
+        page.goto(address_of(again))
         assert page.locator("#phase").inner_text() == "Fall 1901 Movement"
         page.close()
     finally:
@@ -114,7 +106,7 @@ def test_a_watched_game_plays_on_by_itself_to_its_end_and_its_page_asks_for_no_o
         page = browser.new_page(viewport={"width": 390, "height": 800}, reduced_motion="reduce")
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address(process))
+        page.goto(address_of(process))
         expect(page.locator("#status")).to_contain_text("You watch")
         assert "Click a unit" not in page.locator(".legend").inner_text()
         page.get_by_role("button", name="play the next phase").click()

@@ -5,8 +5,10 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
+
+from tests.http_here import Quiet
 
 Behaviour = Callable[["Handler", dict[str, Any]], None]
 _ORDER = re.compile(r"[AF] \S+ (?:[HBD]|[-RSC] .+)")
@@ -29,7 +31,7 @@ def completion(text: Any, finish_reason: str = "stop", **usage: Any) -> dict[str
     return {"choices": [choice], "usage": usage}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(Quiet):
     """Answers one request as the server's behaviour says."""
 
     protocol_version = "HTTP/1.1"
@@ -52,9 +54,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         self.wfile.write(sent)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
 
 
 class EndpointServer(ThreadingHTTPServer):

@@ -1,10 +1,8 @@
 """A command has a Prefect server that answers, or says in a sentence why not; its own ends with it."""
 
-import http.server
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +13,7 @@ import pytest
 from entente.prefect_server.own_server import wait_until_up
 from entente.telemetry.errors import InputError
 from tests.command import Entente
+from tests.http_here import Quiet, answering
 
 CACHE = ["cache", "build", "--train-snapshots", "2", "--held-out-snapshots", "2", "--last-year", "1902"]
 
@@ -133,24 +132,14 @@ with prefect_server():
 
 @pytest.mark.system
 def test_a_server_that_wants_another_key_is_one_sentence(entente):
-    class Closed(http.server.BaseHTTPRequestHandler):
+    class Closed(Quiet):
         def do_GET(self) -> None:
             self.send_response(200 if self.path.endswith("/health") else 401)
             self.end_headers()
             self.wfile.write(b"true")
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Closed)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        done = entente.process(*CACHE, PREFECT_API_URL=f"http://127.0.0.1:{server.server_port}/api")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(Closed) as address:
+        done = entente.process(*CACHE, PREFECT_API_URL=f"{address}/api")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert "wants another key: set PREFECT_API_AUTH_STRING" in done.stderr
 

@@ -19,6 +19,7 @@ from entente.prefect_server.environment import LOOPBACK, prepare_environment
 from entente.prefect_server.own_server import who_answers
 from entente.prefect_server.server_key import key_file, send_key, want_key
 from entente.telemetry.errors import InputError
+from tests.http_here import Quiet
 
 SENT, WANTED = "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"
 
@@ -138,7 +139,7 @@ def test_a_key_that_others_can_read_is_refused():
         send_key("http://127.0.0.1:4200/api")
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class Answers(Quiet):
     """Answers everything, as a server or as a proxy, and notes what it was sent."""
 
     def do_GET(self) -> None:
@@ -148,9 +149,6 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     do_CONNECT = do_GET
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,19 +12,12 @@ import pytest
 from storage.files import file_lock
 from storage.runs import RunPaths
 from tests.conftest import Entente, overheard
+from tests.http_here import address_of
 from tests.live_games.test_page import LIMIT_MS, end
 from tests.thought_rows import add_thoughts
 
 WICKED = "Take BER.\n</script><img src=x onerror=alert(1)> & hold \x1b[2J" + 40 * "verylongword"
 pytestmark = [pytest.mark.browser, pytest.mark.system]
-
-
-def address(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("http://127.0.0.1:"):
-            return line.strip()
-    raise AssertionError(process.communicate())
 
 
 @pytest.fixture
@@ -38,7 +30,7 @@ def opened(entente: Entente, browser: Any, stored_run: RunPaths) -> Callable[...
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         told, asked = overheard(page)
         try:
-            place = address(process)
+            place = address_of(process)
             page.goto(place)
             yield page
             assert told == []
