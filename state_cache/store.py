@@ -6,9 +6,6 @@ schema, and names it.
 """
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b, sha256
@@ -23,12 +20,13 @@ from pydantic import ValidationError
 from entente.game.snapshot import Snapshot
 from entente.telemetry.errors import DataError, InputError
 from state_cache.settings import CacheSettings
+from storage.files import new_folder, write_measured
 
 SCHEMA_VERSION = 5
 MANIFEST = "manifest.json"
 SOURCES = "sources"
 """Entry of the manifest; absent in a cache that depends on its settings alone, or is of an earlier release."""
-PARTS = ("train", "held_out")
+FILES = ("train.arrow", "held_out.arrow")
 
 _ARROW_TYPES = {str: pa.string(), int: pa.int64(), tuple[int, ...]: pa.list_(pa.int32())}
 SCHEMA = pa.schema(
@@ -69,39 +67,21 @@ def write_cache(
     final = root / version_name(settings)
     if find_cache(root, settings) is not None:
         return final
-    root.mkdir(parents=True, exist_ok=True)
-    temporary = root / f".{final.name}-{secrets.token_hex(4)}"
-    temporary.mkdir()
     try:
-        files = {}
-        for part, snapshots in zip(PARTS, (train, held_out), strict=True):
-            content = _encode(snapshots)
-            _write_synced(temporary / f"{part}.arrow", content)
-            files[f"{part}.arrow"] = {
-                "rows": len(snapshots),
-                "bytes": len(content),
-                "sha256": sha256(content).hexdigest(),
-            }
-        body = {
-            "schema_version": SCHEMA_VERSION,
-            "settings": settings.model_dump(mode="json"),
-            "files": files,
-        } | ({SOURCES: dict(sources)} if sources else {})
-        _write_synced(temporary / MANIFEST, json.dumps({**body, "sha256": _body_hash(body)}, indent=2).encode())
-        _sync_folder(temporary)
-        try:
-            temporary.rename(final)
-        except OSError as error:
-            # Another process may have published the same version meanwhile. Equal settings give equal content.
-            if find_cache(root, settings) is None:
-                if not final.exists():
-                    raise
-                raise DataError(
-                    f"{final} already exists but has no {MANIFEST}, so it is not a state cache. Delete it."
-                ) from error
-        _sync_folder(root)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        with new_folder(final) as aside:
+            files = {}
+            for name, snapshots in zip(FILES, (train, held_out), strict=True):
+                files[name] = {"rows": len(snapshots)} | write_measured(aside / name, _encode(snapshots))
+            body = {
+                "schema_version": SCHEMA_VERSION,
+                "settings": settings.model_dump(mode="json"),
+                "files": files,
+            } | ({SOURCES: dict(sources)} if sources else {})
+            (aside / MANIFEST).write_text(json.dumps({**body, "sha256": _body_hash(body)}, indent=2))
+    except DataError:
+        # Another process may have published the same version meanwhile. Equal settings give equal content.
+        if find_cache(root, settings) is None:
+            raise
     return final
 
 
@@ -117,7 +97,7 @@ def open_cache(path: Path, wanted: CacheSettings | None = None) -> StateCache:
         raise DataError(f"{path / MANIFEST} has settings of another version ({error}). Build the state cache again.") from error
     if wanted not in (None, settings):
         raise DataError(f"{path} was built from settings that do not match its name. Delete it and build the state cache again.")
-    train, held_out = (_read_part(path / f"{part}.arrow", manifest["files"][f"{part}.arrow"]) for part in PARTS)
+    train, held_out = (_read_part(path / name, manifest["files"][name]) for name in FILES)
     return StateCache(path=path, settings=settings, train=train, held_out=held_out)
 
 
@@ -166,18 +146,3 @@ def _read_bytes(path: Path) -> bytes:
 
 def _body_hash(body: dict[str, Any]) -> str:
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,7 +7,7 @@ from pathlib import Path
 from entente.game.board import Board
 from entente.game.snapshot import Snapshot, board_key
 from entente.telemetry.errors import DataError, InputError
-from state_cache.store import PARTS, StateCache, open_cache
+from state_cache.store import FILES, StateCache, open_cache
 
 
 def list_caches(root: Path) -> list[Path]:
@@ -21,9 +21,9 @@ def verify(path: Path) -> StateCache:
         cache = open_cache(path)
     except InputError as error:
         raise DataError(str(error)) from error
-    for part, snapshots in zip(PARTS, (cache.train, cache.held_out), strict=True):
+    for name, snapshots in zip(FILES, (cache.train, cache.held_out), strict=True):
         for snapshot in snapshots:
-            _check_restores(snapshot, path / f"{part}.arrow")
+            _check_restores(snapshot, path / name)
     for what, key in (("game", lambda snapshot: snapshot.game_id), ("board", board_key)):
         shared = {key(snapshot) for snapshot in cache.train} & {key(snapshot) for snapshot in cache.held_out}
         if shared:

@@ -7,12 +7,11 @@ error.
 
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 from entente.records.policy_version import ADAPTER_FILES, PolicyVersion, combined_hash, measure_adapter, version_in
 from entente.telemetry.errors import DataError
-from storage.files import folders_in, make_directory, name_aside, publish_directory, set_aside, write_measured
+from storage.files import folders_in, new_folder, set_aside, write_measured
 from storage.json_files import read_object
 from storage.runs import ADAPTER_NAME, RunPaths, numbers_in
 
@@ -30,10 +29,7 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
             if published != version_in(source_dir, version):
                 raise DataError(f"{final} holds other weights than {source_dir}; a version never changes: use a new run.")
             return published
-    make_directory(final.parent)
-    aside = name_aside(final)
-    aside.mkdir()
-    try:
+    with new_folder(final) as aside:
         files = {}
         for name in ADAPTER_FILES:
             try:
@@ -44,10 +40,6 @@ def publish_adapter(paths: RunPaths, version: int, source_dir: Path) -> PolicyVe
         adapter_hash = combined_hash(str(file["sha256"]) for file in files.values())
         manifest = {"version": version, "step": version, "adapter_hash": adapter_hash, "files": files}
         (aside / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True))
-        publish_directory(aside, final)
-    finally:
-        if aside.exists():
-            shutil.rmtree(aside)
     return PolicyVersion(version=version, adapter=final, adapter_hash=adapter_hash)
 
 

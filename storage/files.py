@@ -70,6 +70,19 @@ def _rename_if_free(temp: Path, final: Path) -> bool:
     return free
 
 
+@contextmanager
+def new_folder(final: Path) -> Iterator[Path]:
+    """A folder to fill, published after the block as by `publish_directory`; if the block raises, nothing is left behind."""
+    make_directory(final.parent)
+    aside = name_aside(final)
+    aside.mkdir()
+    try:
+        yield aside
+        publish_directory(aside, final)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
 def publish_directory(aside: Path, final: Path) -> None:
     """Sync the complete folder `aside` and rename it to `final`; raises DataError if `final` exists."""
     for folder, _, files in os.walk(aside):

@@ -48,11 +48,10 @@ REPLAY_STEPS = 100
 GB = 1_000_000_000
 _DAY_S = 86_400.0
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
-_ASIDES = (  # names from storage/files.py, entente/decoding/, telemetry/sinks.py, training/ and state_cache/; maker: process id
+_ASIDES = (  # names from storage/files.py, entente/decoding/, telemetry/sinks.py and training/; maker: process id
     re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
     re.compile(r"\.metrics\.jsonl\.tmp"),
     re.compile(r"\.step_\d{6,}\.writing"),
-    re.compile(r"\.v-[0-9a-f]{12}-[0-9a-f]{8}"),
 )
 _SHARD_FILE = re.compile(r"\d{6,}(\.[0-9a-f]{8}\.phases)?\.arrow")
 _DAMAGED = re.compile(r"\..+\.damaged-[0-9a-f]{8}")

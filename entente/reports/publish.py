@@ -31,7 +31,7 @@ from entente.settings.layers import changed_settings, layered_settings, settings
 from entente.telemetry.errors import InputError
 from entente.telemetry.setting_marks import leaves
 from entente.training.fetch_model import name_to_fetch
-from storage.files import durable_write, name_aside, publish_directory
+from storage.files import durable_write, new_folder
 from storage.json_files import read_object
 from storage.runs import MODEL_FOLDER, RunPaths, hashes_file
 
@@ -222,19 +222,14 @@ def _finish(folder: Path, name: str, recipe: dict[str, Any], template: str, figu
 def _new_folder(to: Path, runs_root: Path) -> Iterator[Path]:
     if to.exists():
         raise InputError(f"'{to}' exists, and a published model never changes: choose another folder, or remove it")
-    aside = name_aside(to)
-    aside.mkdir(parents=True)
     local = {str(path.resolve()) for path in (Path.cwd(), Path.home(), runs_root, to.parent)} - {"/"}
-    try:
+    with new_folder(to) as aside:
         yield aside
         for file in filter(Path.is_file, aside.rglob("*")):
             content = file.read_bytes()
             # JSON writes what is not ASCII, and quotes, in another way.
             if named := [path for path in local if path.encode() in content or json.dumps(path)[1:-1].encode() in content]:
                 raise InputError(f"'{file.name}' contains the local path '{named[0]}': remove it from the model's files")
-        publish_directory(aside, to)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _copy_base(base: Path, folder: Path) -> None:

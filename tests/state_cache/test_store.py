@@ -1,6 +1,7 @@
 """A version is published whole, read back equal, and refused if a single bit is wrong."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_writer_that_dies_leaves_nothing_behind(small, tmp_path: Path, monkeyp
         raise OSError("disk gone")
 
     with monkeypatch.context() as dying, pytest.raises(OSError, match="disk gone"):
-        dying.setattr(Path, "rename", die)
+        dying.setattr("storage.files.os.rename", die)
         write_cache(tmp_path, *small)
     assert find_cache(tmp_path, small[0]) is None and not list(tmp_path.iterdir())
     assert open_cache(write_cache(tmp_path, *small)).settings == small[0]
@@ -88,14 +89,14 @@ def test_a_writer_that_dies_leaves_nothing_behind(small, tmp_path: Path, monkeyp
 def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_path: Path) -> None:
     """The second writer finds that the folder exists when it renames its own."""
     root = tmp_path / "race"
-    rename = Path.rename
+    rename = os.rename
 
-    def late(source: Path, target: Path) -> Path:
+    def late(source: Path, target: Path) -> None:
         shutil.copytree(published, target)
-        return rename(source, target)
+        rename(source, target)
 
     with pytest.MonkeyPatch.context() as racing:
-        racing.setattr(Path, "rename", late)
+        racing.setattr("storage.files.os.rename", late)
         path = write_cache(root, *small)
     assert [file.name for file in root.iterdir()] == [path.name]
     assert list(open_cache(path).train) == small[1]
