@@ -133,7 +133,7 @@ def check_run(settings: "RunSettings") -> Iterator[Finding]:
     urls = settings.inference.urls
     model = settings.inference.model
     try:
-        folder = None if model == TINY else model_for_plan(model)
+        folder = model_for_plan(settings)
     except InputError as error:
         yield _problem(name="model", sentence=str(error), cure="a run needs it: follow the message, or name another model")
     else:

@@ -15,21 +15,12 @@ from entente.evaluation.settings import POWERS_PER_POSITION, EvaluationSettings
 from entente.game.snapshot import POWERS
 from entente.inference.choose_engine import engine_here
 from entente.inference.engine_cards import unused_card
-from entente.inference.memory_plan import Machine, ModelShape, check_memory, plan_memory, this_machine
+from entente.inference.memory_plan import Machine, ModelShape, plan_memory, this_machine
 from entente.players.policy import Tokens
 from entente.reports.read_run import read_run
 from entente.rollouts.rehearse_forks import BytesAsTokens, Rehearsal, rehearse, some_positions
 from entente.settings.check_settings import check_settings, try_loss
-from entente.settings.find_model import (
-    TINY,
-    check_length,
-    find_tiny,
-    model_for_plan,
-    model_shape,
-    run_cards,
-    trainer_bytes,
-    trainer_gpu_bytes,
-)
+from entente.settings.find_model import TINY, check_room, model_for_plan, shape_of, trainer_bytes, trainer_gpu_bytes
 from entente.settings.layers import check_prompts, check_what_is_there, rate_warning, settings_of
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.cards import CardPlan, torch_problem
@@ -41,7 +32,7 @@ from storage.adapters import published_versions
 from storage.league_files import LEAGUE_EVERY
 from storage.retention import GB, MILESTONE_EVERY, REPLAY_STEPS
 from storage.run_base import resumed_base
-from storage.runs import CACHE_FOLDER, MODEL_FOLDER, check_runs_root, runs_in
+from storage.runs import CACHE_FOLDER, check_runs_root, runs_in
 from tasks.dask_rollouts import check_scheduler
 from tasks.rollout_queue import groups_per_task
 
@@ -52,8 +43,8 @@ _ADAPTER_FILES_BYTES, _GENERATORS_BYTES, _FILE_BYTES = 12_000, 10_000, 12_000
 """Approximate sizes of an adapter's files without weights, of random generators in a checkpoint, of a shard without rows."""
 
 
-def check_train(settings: RunSettings, *, resume: bool) -> tuple[CardPlan, Machine, Path | None, ModelShape | None]:
-    """Cards, machine, and folder and shape of the model as from `_model`; raises InputError where the run itself would."""
+def check_train(settings: RunSettings, *, resume: bool) -> tuple[CardPlan, Path | None]:
+    """Cards and the model's folder, None if it is not on this machine; raises InputError where the run itself would."""
     check_settings(settings)
     if not resume:
         check_prompts(settings)
@@ -62,21 +53,19 @@ def check_train(settings: RunSettings, *, resume: bool) -> tuple[CardPlan, Machi
     check_what_is_there(settings, resume=resume)
     if settings.pipeline.task_runner == "dask":
         check_scheduler(settings.pipeline.dask_address)
-    cards = run_cards(settings)
-    machine = this_machine(cards)
-    model, shape = _model(settings)
+    model = model_for_plan(settings)
+    cards = check_room(settings, trains=True)
     if resume and model is not None:
         resumed_base(settings.paths, model)
-    trainer_gpu = trainer_gpu_bytes(settings, shape, machine)
-    check_memory(shape, settings.inference, trainer=trainer_bytes(settings, shape), trainer_gpu=trainer_gpu, machine=machine)
     if model is not None:
         Tokens(Codec(model), settings.prompts).check_thought(settings.inference.max_model_length)
-    return cards, machine, model, shape
+    return cards, model
 
 
 def plan_train(settings: RunSettings, *, resume: bool = False) -> Forecast:
     """Plan a training run, or with `resume` its remaining steps; raises InputError where the run itself would."""
-    cards, machine, model, shape = check_train(settings, resume=resume)
+    cards, model = check_train(settings, resume=resume)
+    machine, shape = this_machine(cards), shape_of(settings)
     cache = find_cache(settings.runs_root / CACHE_FOLDER, settings.cache)
     positions = some_positions(settings.cache) if cache is None else open_cache(cache).train
     tokens = Tokens(BytesAsTokens() if model is None else Codec(model), settings.prompts)
@@ -127,15 +116,6 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
-
-
-def _model(settings: RunSettings) -> tuple[Path | None, ModelShape | None]:
-    """(folder of the model, None if it is not on this machine; its shape, None if unknown)."""
-    name, made = settings.inference.model, settings.runs_root / MODEL_FOLDER
-    folder = find_tiny(made, settings.tiny_model, settings.prompts) if name == TINY else model_for_plan(name)
-    shape = model_shape(name, settings.tiny_model, settings.prompts)
-    check_length(settings.inference, None if shape is None else shape.positions, name)
-    return folder, shape
 
 
 def _scored_forks(evaluation: EvaluationSettings) -> int:

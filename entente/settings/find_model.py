@@ -3,6 +3,7 @@ torch nor Prefect. Resolves a hub id to an earlier download only; a plan asks th
 
 import os
 from pathlib import Path
+from typing import Any
 
 from entente.decoding.model_files import ask_hub, downloaded, may_be_hub_id, resolve_model
 from entente.decoding.weight_files import has_weights
@@ -51,7 +52,7 @@ def check_room(settings: RunSettings, *, trains: bool) -> CardPlan:
     """
     cards = run_cards(settings, trains=trains)
     machine = this_machine(cards)
-    shape = model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
+    shape = shape_of(settings)
     check_length(settings.inference, None if shape is None else shape.positions, settings.inference.model)
     needed = {"trainer": trainer_bytes(settings, shape), "trainer_gpu": trainer_gpu_bytes(settings, shape, machine)}
     check_memory(shape, settings.inference, machine=machine, **(needed if trains else {}))
@@ -89,11 +90,11 @@ def model_here(name: str) -> Path | None:
     return None if folder is None or not has_weights(folder) else resolve_model(folder)
 
 
-def model_for_plan(name: str) -> Path | None:
-    """Like `model_here`; for a model that is not downloaded, raises InputError if the hub lacks it or does not answer."""
-    folder = model_here(name)
-    if folder is None:
-        ask_hub(name)
+def model_for_plan(settings: RunSettings) -> Path | None:
+    """Like `model_folder`; for a model that is not downloaded, raises InputError if the hub lacks it or does not answer."""
+    folder = model_folder(settings, settings.runs_root)
+    if folder is None and settings.inference.model != TINY:
+        ask_hub(settings.inference.model)
     return folder
 
 
@@ -149,6 +150,10 @@ def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -
     return None if folder is None else read_shape(folder)
 
 
+def shape_of(settings: RunSettings) -> ModelShape | None:
+    return model_shape(settings.inference.model, settings.tiny_model, settings.prompts)
+
+
 def check_length(settings: InferenceSettings, positions: int | None, name: str) -> None:
     """Raise InputError if inference.max_model_length exceeds `positions`, the model's longest sequence (None: unknown)."""
     if positions is not None and settings.max_model_length > positions:
@@ -164,14 +169,7 @@ def trainer_bytes(settings: RunSettings, shape: ModelShape | None, machine: Mach
         return 0
     training = settings.training
     on_cpu = machine is not None and (machine.trainer_gpu[1] == 0 or training.device == "cpu")
-    return trainer_memory(
-        shape,
-        rank=training.lora_rank,
-        dtype=training.dtype,
-        targets=training.lora_targets,
-        tokens=(training.token_budget or CPU_TOKENS) if on_cpu else 0,
-        recompute=training.gradient_checkpointing,
-    )
+    return trainer_memory(shape, tokens=(training.token_budget or CPU_TOKENS) if on_cpu else 0, **_memory_of(training))
 
 
 def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: Machine) -> int:
@@ -179,15 +177,18 @@ def trainer_gpu_bytes(settings: RunSettings, shape: ModelShape | None, machine: 
     training = settings.training
     if shape is None or not machine.trainer_gpu[1] or training.device == "cpu":
         return 0
-    return trainer_gpu_memory(
-        shape,
-        rank=training.lora_rank,
-        dtype=training.dtype,
-        targets=training.lora_targets,
-        tokens=training.token_budget or settings.inference.max_model_length,
-        recompute=training.gradient_checkpointing,
-        parts=_parts_of_base(training),
-    )
+    tokens = training.token_budget or settings.inference.max_model_length
+    return trainer_gpu_memory(shape, tokens=tokens, parts=_parts_of_base(training), **_memory_of(training))
+
+
+def _memory_of(training: TrainingSettings) -> dict[str, Any]:
+    """What decides the memory of a trainer, beside the model and the tokens of a micro-batch."""
+    return {
+        "rank": training.lora_rank,
+        "dtype": training.dtype,
+        "targets": training.lora_targets,
+        "recompute": training.gradient_checkpointing,
+    }
 
 
 def _parts_of_base(training: TrainingSettings) -> int:
@@ -208,14 +209,6 @@ def token_budget(settings: RunSettings, shape: ModelShape, cards: CardPlan) -> i
     room = int(total * trainer_share(cards, settings.inference)) or total - CONTEXT_BYTES
 
     def needed(tokens: int) -> int:
-        return trainer_gpu_memory(
-            shape,
-            rank=training.lora_rank,
-            dtype=training.dtype,
-            targets=training.lora_targets,
-            tokens=tokens,
-            recompute=training.gradient_checkpointing,
-            parts=_parts_of_base(training),
-        )
+        return trainer_gpu_memory(shape, tokens=tokens, parts=_parts_of_base(training), **_memory_of(training))
 
     return next((tokens for tokens in (GPU_TOKENS >> halved for halved in range(5)) if needed(tokens) <= room), GPU_TOKENS >> 4)

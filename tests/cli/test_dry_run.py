@@ -90,7 +90,8 @@ def test_a_plan_counts_the_adapters_that_stay_and_warns_of_memory_that_is_not_th
     assert limited == many["disk"]["shards_bytes_about"] * 100 // 500, "the newest 100 steps stay beyond the limit"
     assert one["training"]["learning_rate"] == "0.003" and "warning" not in one["memory"]
     needed = one["memory"]["needed_bytes_about"]
-    monkeypatch.setattr(dry_run, "check_memory", lambda *_, **__: None)  # which refuses only what cannot work at all
+    # Which refuses only what cannot work at all.
+    monkeypatch.setattr("entente.settings.find_model.check_memory", lambda *_, **__: None)
     monkeypatch.setattr(dry_run, "this_machine", lambda _: Machine(memory=needed - 1))
     assert "the run may need more memory than is there" in planned(steps=1)["memory"]["warning"]
     card = Machine(memory=10 * needed, gpu_free=2**20, gpu_total=2**30)
