@@ -9,10 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from entente.cli.options import AT_LEAST_1, NEWEST_VERSION, AsJson, Run, RunsRoot, Version, which_run
+from entente.cli.players import how_they_play
 from entente.cli.run_flow import run_flow
 from entente.cli.terminal import cell, print_json
 from entente.evaluation.protocols import protocol_match, protocols, usual_protocol
-from entente.evaluation.settings import MatchSettings, PlaySettings
+from entente.evaluation.settings import MatchSettings
 from entente.players.endpoint import EndpointSettings
 from entente.players.opponents import is_endpoint
 from entente.players.search_settings import SearchSettings
@@ -117,7 +118,7 @@ def evaluate(
     opponents = [name for words in opponents for name in words.split(",")] if opponents else None
     asked = {"games": games, "measure": measure, "start": start, "years": years, "concurrency": concurrency, "seed": seed}
     match = _match(players, opponents, protocol, {name: value for name, value in asked.items() if value is not None})
-    play = _play(temperature, strategy, search)
+    play = how_they_play(temperature, search, strategy)
     if match is not None and (version != NEWEST_VERSION or positions is not None):
         raise InputError(
             "--version and --positions belong to the score on held-out positions, and this is a match: leave them out, and name "
@@ -170,15 +171,6 @@ def evaluation_of(run: str, runs_root: Path, positions: int | None, opponents: l
     if uses_engine:
         check_room(settings, trains=False)
     return evaluation
-
-
-def _play(temperature: float | None, strategy: str, search: SearchSettings | None) -> Any:
-    asked: dict[str, Any] = {"strategy": strategy} if strategy == "search" else {}
-    if temperature is not None:
-        asked["temperature"] = temperature
-    if search is not None:
-        asked["search"] = search.model_dump(exclude_unset=True)
-    return PlaySettings.model_validate(asked)
 
 
 def _match(players: str, opponents: list[str] | None, protocol: str, asked: dict[str, Any]) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter, validators
 
@@ -27,11 +27,14 @@ Search = Annotated[
 ]
 
 
-def how_they_play(temperature: float, search: SearchSettings | None) -> PlaySettings:
+def how_they_play(temperature: float | None, search: SearchSettings | None, strategy: str = "sample") -> PlaySettings:
     """Checked settings, of which only those set on the command line are set, so that `check_play_is_used` can tell."""
-    sampling = {"temperature": temperature} if temperature != 1 else {}
-    searching = {"search": search.model_dump(exclude_unset=True)} if search else {}
-    return PlaySettings.model_validate(sampling | searching)
+    asked: dict[str, Any] = {"strategy": strategy} if strategy != "sample" else {}
+    if temperature not in (None, 1):
+        asked["temperature"] = temperature
+    if search is not None:
+        asked["search"] = search.model_dump(exclude_unset=True)
+    return PlaySettings.model_validate(asked)
 
 
 def named_powers(text: str) -> list[str]:
