@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from entente.records.label import Label
 from entente.records.rows import Decision, PlayedPhase
-from entente.telemetry.errors import DataError
+from entente.telemetry.errors import DataError, one_line
 from storage.files import publish_once
 
 SCHEMA_VERSION = 8
@@ -142,7 +142,7 @@ def map_arrow(path: Path, schema: pa.Schema | None = None, cure: str = _CURE) ->
         table = _read_whole(content)
         metadata = metadata_of(table)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise DataError(f"{path} is not a complete Arrow file ({' '.join(str(error).split())}); {cure}") from error
+        raise DataError(f"{path} is not a complete Arrow file ({one_line(error)}); {cure}") from error
     version = _version_of(table.schema if schema is None else schema)
     _check_metadata(path, metadata, cure, version)
     if schema is not None and not table.schema.equals(schema):
@@ -178,7 +178,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing.") from error
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise DataError(f"{path} is not a complete Arrow file ({' '.join(str(error).split())}); {_CURE}") from error
+        raise DataError(f"{path} is not a complete Arrow file ({one_line(error)}); {_CURE}") from error
     _check_metadata(path, metadata)
     return metadata
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from entente.game.scripted import SEARCHES, is_player
 from entente.records.policy_version import PolicyVersion
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError, InputError, first_problem
 from entente.telemetry.machine import package_version
 from storage.arrow_files import SCHEMA_VERSION
 from storage.files import durable_write
@@ -54,9 +54,8 @@ def read_control(paths: RunPaths) -> Control:
     try:
         return Control.model_validate_json(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = ": ".join(str(part) for part in (*first["loc"], first["msg"]))
-        raise DataError(f"{paths.control} is damaged ({what}): the run writes it again when it resumes") from error
+        problem = first_problem(error)
+        raise DataError(f"{paths.control} is damaged ({problem}): the run writes it again when it resumes") from error
 
 
 class ControlDesk:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from entente.game.board import Board, PhaseResult
 from entente.game.snapshot import Snapshot, make_snapshot
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError, InputError, first_problem
 from entente.telemetry.read_file import read_text
 
 HUMAN = "human"
@@ -75,9 +75,7 @@ def read_game(file: Path) -> SavedGame:
     try:
         return SavedGame.model_validate_json(read_text(file, at_most=_LARGEST, what="game file"))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"game file '{file}' is not a game of this program: {where or 'its text'}: {first['msg']}") from error
+        raise InputError(f"game file '{file}' is not a game of this program: {first_problem(error)}") from error
 
 
 def play_again(game: SavedGame, file: Path) -> Iterator[PlayedPhase]:

@@ -29,7 +29,7 @@ from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.prefect_server.own_server import check_client, check_home, last_words, wait_until_up, who_answers
 from entente.prefect_server.server_key import check_listener, key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, one_line
 from storage.files import check_writable, durable_write, file_lock
 
 if TYPE_CHECKING:
@@ -229,8 +229,7 @@ def _deployments_in_file() -> list[dict[str, Any]]:
         deployments = yaml.safe_load(Path("prefect.yaml").read_text(encoding="utf-8"))["deployments"]
         return [each for each in deployments if each["work_pool"]["name"]]
     except (yaml.YAMLError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"prefect.yaml must list deployments, each with a work pool: {reason}") from error
+        raise InputError(f"prefect.yaml must list deployments, each with a work pool: {one_line(error)}") from error
 
 
 def _pool(client: "SyncPrefectClient", name: str) -> None:

@@ -17,7 +17,7 @@ from diplomacy.communication import requests, responses
 from diplomacy.utils import exceptions, strings
 
 from entente.game.rules import ENGINE_VERSION
-from entente.telemetry.errors import EntenteError, InputError
+from entente.telemetry.errors import EntenteError, InputError, one_line
 
 CONNECT_S = 30.0
 ANSWER_S = 60.0
@@ -166,7 +166,7 @@ class ServerClient:
         except exceptions.ResponseException as error:
             raise RefusedError(type(error).__name__, error.message) from error
         except _UNREADABLE as error:
-            raise self._foreign(f"a message of it cannot be read: {_short(error)}") from error
+            raise self._foreign(f"a message of it cannot be read: {one_line(error)[:80]}") from error
 
     def _foreign(self, what: str) -> ForeignServerError:
         return ForeignServerError(
@@ -215,7 +215,3 @@ def _listed(info: Any) -> ServerGame:
         has_password=info.registration_password,
         mine=tuple(sorted(info.controlled_powers)),
     )
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:80] or type(error).__name__

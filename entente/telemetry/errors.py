@@ -58,9 +58,9 @@ def one_line(error: BaseException) -> str:
 
 
 def first_problem(error: Any) -> str:
-    """Place and message of the first error in a ValidationError of pydantic, or in FastAPI's of a request."""
+    """Place, if it has one, and message of the first error in a ValidationError of pydantic, or in FastAPI's of a request."""
     first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def disk_full(error: BaseException | None) -> DiskFullError | None:
