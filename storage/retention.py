@@ -10,7 +10,6 @@ leaves phases without a shard, which the next call removes.
 """
 
 import json
-import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 from pydantic import Field
 
 from entente.telemetry.errors import DataError
@@ -49,7 +49,7 @@ GB = 1_000_000_000
 _DAY_S = 86_400.0
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+|artifacts")
 _ASIDES = (  # names from storage/files.py, entente/decoding/, telemetry/sinks.py and training/; maker: process id
-    re.compile(r"\..+\.(?P<maker>\d+)-[0-9a-f]{8}\.tmp"),
+    re.compile(r"\..+\.(?P<maker>\d{1,9})-[0-9a-f]{8}\.tmp"),
     re.compile(r"\.metrics\.jsonl\.tmp"),
     re.compile(r"\.step_\d{6,}\.writing"),
 )
@@ -183,7 +183,7 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
         if match is None or now - entry.touched() < age_s:
             continue
         maker = match.groupdict().get("maker")
-        if maker is None or not _is_running(int(maker)):
+        if maker is None or not psutil.pid_exists(int(maker)):
             yield _removable(entry, why)
 
 
@@ -213,17 +213,6 @@ def _section(paths: RunPaths, name: str) -> dict[str, Any]:
         return {}
     except (ValueError, TypeError, AttributeError) as error:
         raise DataError(f"{paths.settings} is damaged, so it is unknown which adapters may be removed") from error
-
-
-def _is_running(pid: int) -> bool:
-    """Whether this machine has a process `pid`, from a temporary name; True for numbers too large for one."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
 
 
 # -- shards ------------------------------------------------------------------------------------------------
