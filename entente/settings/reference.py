@@ -1,5 +1,6 @@
 """The reference of all settings, generated from the settings classes for `entente settings` and docs/settings.md."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -139,14 +140,6 @@ def _plural(word: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_toml(each) for each in value)}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, int | float):
-        return repr(value)
-    if value is None:
-        return "none"
-    return f'"{getattr(value, "value", value)}"'
+    return "none" if value is None else json.dumps(value, default=str, ensure_ascii=False)
