@@ -35,15 +35,6 @@ from storage.runs import RunPaths
 from tasks.rollout_queue import groups_per_task
 
 
-def test_a_file_overrides_the_preset_and_a_flag_overrides_both(tmp_path: Path):
-    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
-    first.write_text("steps = 5\n[rollouts]\nforks_per_group = 4\nstart_groups = 3\n")
-    second.write_text("[rollouts]\nstart_groups = 7\n")
-    settings = layered_settings("laptop", [first, second], {"rollouts": {"forks_per_group": 6}})
-    assert (settings.steps, settings.rollouts.start_groups, settings.rollouts.forks_per_group) == (5, 7, 6)
-    assert settings.rollouts.horizon_years == layered_settings("laptop").rollouts.horizon_years
-
-
 def test_what_is_deployed_of_a_preset_is_its_own_values_and_what_is_given_over_them():
     given = deployed_preset("laptop", {"cache": {"from_run": "newest"}})["settings"]
     assert given["cache"] == {**deployed_preset("laptop")["settings"]["cache"], "from_run": "newest"}
@@ -151,8 +142,8 @@ def test_every_preset_is_sound(name: str):
         ),
         ({"rollouts": {"opponents": "nobody"}}, "nobody"),
         (
-            {"storage": {"reward_weights": {"luck": 1.0}}},
-            "storage.reward_weights weighs luck: There is no reward component 'luck'",
+            {"storage": {"reward_weights": {"final_centers": 1.0}}},
+            "storage.reward_weights weighs final_centers: There is no reward component 'centers'. Known: centres",
         ),
         ({"evaluation": {"positions": 9999}}, "evaluation.positions 9999 exceeds cache.held_out_snapshots"),
         ({"evaluation": {"opponents": []}}, "evaluation.opponents is empty, .*: name one"),
@@ -169,6 +160,12 @@ def test_every_preset_is_sound(name: str):
         ({"training": {"decay_steps": 20}}, "decay_steps 20 needs a decay: set training.rate_schedule"),
         ({"cache": {"from_run": "newest", "on_policy_share": 0.5}}, "on_policy_share 0.5 cannot change the newest refresh"),
         ({"cache": {"first_year": 1906, "last_year": 1904}}, "first_year 1906 lies after last_year 1904"),
+        ({"cache": {"players": ("random", "nobody")}}, "no scripted player 'nobody'"),
+        (
+            {"storage": {"reward_weights": "clever"}},
+            "there are no weights named 'clever'; known ones are centres, sum_of_squares",
+        ),
+        ({"storage": {"reward_weights": {"survival": 0.0}}}, "every component has weight 0"),
     ],
     ids=lambda value: str(value)[:50],
 )
