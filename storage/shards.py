@@ -44,18 +44,13 @@ class Shard:
     path: Path
     phases_path: Path
     producer: str
-    first_start_group: int
     next_start_group: int
     start_groups: tuple[int, ...]
     """Start groups that have rows in it, ascending."""
-    oldest_version: int
-    """Smallest policy version of its rows; NO_ROWS without rows."""
     newest_version: int
     """Largest policy version of its rows; NO_ROWS without rows."""
     decisions: int
     orders_rejected: int
-    already: bool
-    """True if an earlier attempt published it."""
     failed_without_rows: tuple[str, ...] = ()
     """Reasons of the forks that failed before their first row."""
 
@@ -130,7 +125,7 @@ def publish_shard(
     }
     write_arrow(phases_table, phases_path, {**provenance, "start_groups": metadata["start_groups"]}, phases_crc)
     if write_arrow(table, final, metadata):
-        return describe_shard(final, table.replace_schema_metadata(metadata), already=False)
+        return describe_shard(final, table.replace_schema_metadata(metadata))
     winner = describe_shard(final, open_shard(final))
     if winner.phases_path != phases_path:
         phases_path.unlink(missing_ok=True)  # no shard names it
@@ -215,20 +210,18 @@ def _phases_name(shard: Path, crc: int) -> str:
     return f"{shard.stem}.{crc:08x}.phases.arrow"
 
 
-def describe_shard(path: Path, decisions: pa.Table | None = None, *, already: bool = True) -> Shard:
+def describe_shard(path: Path, decisions: pa.Table | None = None) -> Shard:
     """Description from a shard's metadata; DataError if these are damaged. Without `decisions` no row is read, so rows may be
     damaged."""
     metadata = read_metadata(path) if decisions is None else metadata_of(decisions)
-    numbers = ("next_start_group", "oldest_version", "newest_version", "decisions", "orders_rejected")
+    numbers = ("next_start_group", "newest_version", "decisions", "orders_rejected")
     if missing := [name for name in ("start_groups", "phases", *numbers) if name not in metadata]:
         raise DataError(f"{path} has no {' and no '.join(missing)} in its metadata: use the release that wrote the run.")
     return Shard(
         path=path,
         phases_path=path.with_name(metadata["phases"]),
         producer=path.parent.name,
-        first_start_group=int(path.stem),
         start_groups=tuple(json.loads(metadata["start_groups"])),
-        already=already,
         failed_without_rows=tuple(json.loads(metadata.get(_FAILED, "[]"))),
         **{name: int(metadata[name]) for name in numbers},
     )

@@ -25,12 +25,7 @@ def test_rows_and_provenance_come_back_from_the_mapped_file(paths: RunPaths, row
     decisions, phases = rows.make_shard_rows(rng, range(12, 14))
     shard = publish_shard(paths, "p0", 12, decisions, phases, CODE)
     assert shard.path == paths.shards / "p0" / "000012.arrow"
-    assert (shard.first_start_group, shard.next_start_group, shard.start_groups, shard.already) == (
-        12,
-        14,
-        (12, 13),
-        False,
-    )
+    assert (shard.next_start_group, shard.start_groups) == (14, (12, 13))
     before = pa.total_allocated_bytes()
     table = open_shard(shard.path)
     assert pa.total_allocated_bytes() == before
@@ -58,7 +53,6 @@ def test_of_two_attempts_at_once_one_wins_with_its_own_phases(
 
     monkeypatch.setattr("storage.shards.write_arrow", overtaken)
     slow = publish_shard(paths, "p0", 0, slow_decisions, slow_phases, CODE)
-    assert slow.already
     assert open_shard(slow.path).num_rows == len(fast_decisions)
     assert open_phases(slow.path).num_rows == len(fast_phases)
     assert len(list(slow.path.parent.iterdir())) == 2
@@ -114,7 +108,6 @@ def test_a_killed_writer_leaves_a_whole_shard_or_none_and_a_retry_mends_it(
     assert published == (calls >= 7)
     assert (seen, index.refused) == (128 if published else 0, [])
     shard = publish_shard(paths, "p0", 0, *rows.make_shard_rows(rng, range(4), forks=7), CODE)
-    assert shard.already == published
     forks = 8 if published else 7
     assert (open_shard(shard.path).num_rows, open_phases(shard.path).num_rows) == (16 * forks, 8 * forks)
 
