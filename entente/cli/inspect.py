@@ -40,7 +40,7 @@ def decision(
     """
     run = which_run(run, runs_root)
     decided = _opened(run, runs_root).decision(decision_id)
-    _sample(decided, board)
+    _write_board(decided, board)
     prompt = _text(decided.prompt)
     prompt.stylize("dim")
     thought, answer = _thought(decided.thought), _text(decided.answer)
@@ -69,7 +69,7 @@ def group(
 
     run = which_run(run, runs_root)
     pair = _opened(run, runs_root).group(start_group, power, phase)
-    _sample(pair.best, board)
+    _write_board(pair.best, board)
     facts = pair.facts
     usable = "usable" if facts["usable"] else "not usable"
     head = Text(f"start group {start_group} of {facts['producer']}: {facts['power']} in {facts['phase']}", style="bold")
@@ -96,7 +96,7 @@ def _opened(run: str, runs_root: Path) -> "Inspector":
     return Inspector(paths, model_of(settings, runs_root, run), settings)  # another tokenizer would show other text
 
 
-def _sample(decision: "Decided", file: Path | None) -> None:
+def _write_board(decision: "Decided", file: Path | None) -> None:
     if file is not None:
         picture = decision.picture()
         try:

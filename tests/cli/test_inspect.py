@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from entente.cli.inspect import _opened, _sample
+from entente.cli.inspect import _opened, _write_board
 from entente.inference.settings import InferenceSettings
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import InputError
@@ -65,7 +65,7 @@ def test_a_picture_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         with pytest.raises(InputError, match="cannot be written"):
-            _sample(decided, board)  # type: ignore[arg-type]
+            _write_board(decided, board)  # type: ignore[arg-type]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert board.read_text() == "<svg/>" and [*tmp_path.iterdir()] == [board]
