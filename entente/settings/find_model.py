@@ -2,6 +2,7 @@
 torch nor Prefect. Resolves a hub id to an earlier download only; a plan asks the hub whether it has the model."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,23 +123,21 @@ def model_or_none(settings: RunSettings, runs_root: Path, run: str) -> Path | No
 
 def tiny_shape(recipe: TinyModelSettings, prompts: PromptSettings = DEFAULT_PROMPTS) -> ModelShape:
     """The shape of the model that `recipe` makes, with its full vocabulary. A test compares it with a real one."""
-    heads, keys = recipe.hidden // 32, max(1, recipe.hidden // 64)
-    inner, width = 3 * recipe.hidden, 32
-    block = 2 * recipe.hidden * heads * width + 2 * recipe.hidden * keys * width + 3 * recipe.hidden * inner
-    norms = 2 * recipe.hidden + 2 * width
-    parameters = TINY_VOCABULARY * recipe.hidden + recipe.layers * (block + norms) + recipe.hidden
-    return ModelShape(
+    hidden, width = recipe.hidden, 32
+    shape = ModelShape(
         family="qwen3",
         layers=recipe.layers,
-        hidden=recipe.hidden,
-        inner=inner,
-        heads=heads,
-        key_value_heads=keys,
+        hidden=hidden,
+        inner=3 * hidden,
+        heads=hidden // width,
+        key_value_heads=max(1, hidden // (2 * width)),
         head_width=width,
-        parameters=parameters,
+        parameters=0,
         stored="float32",
         positions=longest_sequence(prompts),
     )
+    norms = recipe.layers * 2 * (hidden + width) + hidden
+    return replace(shape, parameters=TINY_VOCABULARY * hidden + shape.linear_parameters + norms)
 
 
 def model_shape(name: str, recipe: TinyModelSettings, prompts: PromptSettings) -> ModelShape | None:

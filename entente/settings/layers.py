@@ -77,7 +77,7 @@ def layered_settings(preset: str, files: Iterable[Path] = (), overrides: Mapping
     for layer in layers:
         merged = merge_layers(merged, layer)
     merged = _with_usual_rate(merged, layers)
-    if (prompts := _prompts_of_base(merged)) is not None:
+    if (prompts := _prompts_of_base(_name_of_base(merged))) is not None:
         merged = merge_layers({"prompts": prompts.model_dump()}, merged)
     try:
         settings = RunSettings.model_validate(merged)
@@ -94,7 +94,7 @@ def _with_usual_rate(tree: Mapping[str, Any], layers: Sequence[Mapping[str, Any]
     preset, name = _name_of_base(layers[0]), _name_of_base(tree)
     if rated or not name or (name == preset and name != TINY):
         return dict(tree)
-    if _folder_of_base(tree) is None and (rate := _rate_in_presets(name)):
+    if _folder_of_base(name) is None and (rate := _rate_in_presets(name)):
         return merge_layers(tree, {"training": {"learning_rate": rate}})
     width = _width(tree, ask=True)
     if width is None or width == _width(layers[0], ask=False):
@@ -113,7 +113,8 @@ def _rate_in_presets(name: str) -> float | None:
 def _width(tree: Mapping[str, Any], *, ask: bool) -> int | None:
     """Hidden width of the model in a settings tree; None if unknown or invalid, which a later check refuses. With `ask`, reads
     the config of a model that is not downloaded from the hub; raises InputError if the hub lacks it or does not answer."""
-    name, folder = _name_of_base(tree), _folder_of_base(tree)
+    name = _name_of_base(tree)
+    folder = _folder_of_base(name)
     if name == TINY:
         recipe = tree.get("tiny_model")
         width = recipe.get("hidden", TinyModelSettings().hidden) if isinstance(recipe, Mapping) else TinyModelSettings().hidden
@@ -132,8 +133,8 @@ def rate_warning(rate: float, width: int) -> str:
     return f"training.learning_rate {rate:g} is far from {usual:g}, which suits a model {width} wide"
 
 
-def _prompts_of_base(tree: Mapping[str, Any]) -> PromptSettings | None:
-    folder = _folder_of_base(tree)
+def _prompts_of_base(name: str) -> PromptSettings | None:
+    folder = _folder_of_base(name)
     return None if folder is None else recipe_prompts(folder)
 
 
@@ -144,8 +145,7 @@ def _name_of_base(tree: Mapping[str, Any]) -> str:
     return model if isinstance(model, str) and "\0" not in model else ""
 
 
-def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
-    name = _name_of_base(tree)
+def _folder_of_base(name: str) -> Path | None:
     if not name or name == TINY:
         return None
     return Path(name) if Path(name).is_dir() else downloaded(name) if may_be_hub_id(name) else None
@@ -153,8 +153,7 @@ def _folder_of_base(tree: Mapping[str, Any]) -> Path | None:
 
 def check_prompts(settings: RunSettings) -> None:
     """Raise InputError if a base model made here would get other prompts than in its training."""
-    base = {"inference": {"model": settings.inference.model}}
-    made_for, folder = _prompts_of_base(base), _folder_of_base(base)
+    made_for, folder = _prompts_of_base(settings.inference.model), _folder_of_base(settings.inference.model)
     if made_for is None or folder is None:
         return
     for name in PromptSettings.model_fields:
