@@ -9,7 +9,8 @@ import random
 from statistics import median
 
 from benchmarks.outcome import Outcome, Target, cpu_seconds, median_ms
-from entente.game.board import Board, BoardPath
+from entente.game.board import Board
+from entente.game.plain import plain_board
 from entente.game.scripted import player
 from entente.telemetry.errors import EngineError, InputError
 
@@ -65,14 +66,12 @@ def played_games(phases: int, seed: int) -> list[tuple[Notes, str]]:
 def _one_round(games: list[tuple[Notes, str]]) -> tuple[float, float]:
     fast = plain = 0.0
     for notes, end in games:
-        fast += _replayed(BoardPath.FAST, notes, end)
-        plain += _replayed(BoardPath.PLAIN, notes, end)
+        fast += _replayed(Board.start(), notes, end)
+        plain += _replayed(plain_board(), notes, end)
     return fast, plain
 
 
-def _replayed(path: BoardPath, notes: Notes, end: str) -> float:
-    board = Board.start(path=path)
-
+def _replayed(board: Board, notes: Notes, end: str) -> float:
     def play() -> None:
         for orders in notes:
             board.legal_orders()
@@ -93,7 +92,7 @@ def _position_after(board: Board, notes: Notes) -> Board:
 def _deepcopy_ms(games: list[tuple[Notes, str]]) -> float:
     return median(
         median_ms(lambda board=board: copy.deepcopy(board), rounds=1, calls=1)
-        for board in (_position_after(Board.start(path=BoardPath.PLAIN), notes[: len(notes) // 2]) for notes, _ in games[:4])
+        for board in (_position_after(plain_board(), notes[: len(notes) // 2]) for notes, _ in games[:4])
     )
 
 

@@ -194,7 +194,8 @@ def freeze(game: Game) -> str:
 
 def thaw(position: dict[str, Any]) -> Adjudicator:
     """A game that continues from `position`, which it owns. Raises ValueError for another map or other powers."""
-    check_map(position)
+    if position["map"] != MAP:
+        raise ValueError(f"the map is {position['map']!r}, not {MAP!r}")
     game = new_game(tuple(position["rules"]))
     game.phase = position["phase"]
     game.phase_type = position["phase"].split()[-1][0]
@@ -213,11 +214,6 @@ def thaw(position: dict[str, Any]) -> Adjudicator:
             setattr(power, name, value)
     game.build_caches()
     return game
-
-
-def check_map(position: Mapping[str, Any]) -> None:
-    if position["map"] != MAP:
-        raise ValueError(f"the map is {position['map']!r}, not {MAP!r}")
 
 
 def new_game(rules: tuple[str, ...] | None = None) -> Adjudicator:

@@ -7,12 +7,10 @@ keeps only the orders of the last movement phase; callers that need more store e
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from entente.game.adjudicator import Adjudicator, freeze, new_game, thaw
 from entente.game.legal import WAIVE, LegalOrders, OrderKind, canonical_options
-from entente.game.plain import PackageGame, PlainGame, new_plain_game, thaw_plain
 from entente.game.snapshot import (
     POWERS,
     Snapshot,
@@ -24,26 +22,15 @@ from entente.game.snapshot import (
 )
 from entente.telemetry.errors import DataError, InputError
 
+if TYPE_CHECKING:
+    from entente.game.plain import PackageGame
+
 __all__ = ["POWERS", "Board", "PhaseResult"]
 
 OVER = "COMPLETED"
 """Phase name of a finished game: won, or drawn after a hundred years."""
 
 _T = TypeVar("_T")
-
-
-class BoardPath(StrEnum):
-    """How a board computes legal orders and plays a phase. FAST and PLAIN give equal positions, results and orders (tested)."""
-
-    FAST = "fast"
-    """Order tables, field-by-field copies and a shorter step. Uses private names of the pinned engine release."""
-    PLAIN = "plain"
-    """Public calls of the engine, with our rules: several times slower."""
-    PACKAGE = "package"
-    """Public calls of the engine, with its own rules, for games that it adjudicated; docs/decisions.md lists the differences."""
-
-
-_KINDS = {BoardPath.PLAIN: PlainGame, BoardPath.PACKAGE: PackageGame}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +57,22 @@ class Board:
 
     __slots__ = ("_computed", "_game", "_last_orders", "_legal", "_phase", "_position", "_year")
 
-    def __init__(self, game: Adjudicator | PackageGame) -> None:
+    def __init__(self, game: "Adjudicator | PackageGame") -> None:
+        """`game`: for tests and benchmarks also one of `entente/game/plain.py`."""
         self._game = game
         self._year = 0
         self._last_orders: dict[str, tuple[str, ...]] = {}  # replaced, never changed, so forks share it
         self._enter_phase()
 
     @classmethod
-    def start(cls, path: BoardPath = BoardPath.FAST) -> "Board":
-        return cls(new_game() if path is BoardPath.FAST else new_plain_game(_KINDS[path]))
+    def start(cls) -> "Board":
+        return cls(new_game())
 
     @classmethod
-    def restore(cls, snapshot: Snapshot, path: BoardPath = BoardPath.FAST) -> "Board":
+    def restore(cls, snapshot: Snapshot) -> "Board":
         try:
             position = read_position(snapshot)
-            board = cls(thaw(position) if path is BoardPath.FAST else thaw_plain(position, _KINDS[path]))
+            board = cls(thaw(position))
             board._last_orders = last_orders_in(position)
             return board
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -7,7 +7,8 @@ from typing import Any
 import diplomacy
 import pytest
 
-from entente.game.board import Board, BoardPath
+from entente.game.board import Board
+from entente.game.plain import PackageGame, plain_board
 from entente.game.snapshot import Snapshot
 
 
@@ -43,7 +44,7 @@ def test_phases_run_exactly_as_in_the_untouched_engine(self_play, dropped: float
     compared = Counter[str]()
     for seed in range(3):
         for board, legal, orders in self_play(seed, phases=24, dropped=dropped):
-            engine, twin = Board.restore(freeze_board(board), BoardPath.PACKAGE), board.fork()
+            engine, twin = plain_board(freeze_board(board), PackageGame), board.fork()
             assert state_of(engine._game) == state_of(board._game)
             assert engine.legal_orders() == legal
             if not comes_out_otherwise(board, orders, dropped):

@@ -6,7 +6,7 @@ its cases that the package judges otherwise, are in tables. The second adjudicat
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,12 +14,14 @@ from diplomacy.tests import test_datc as package
 from diplomacy.utils.order_results import DISBAND, VOID
 
 from entente.game import adjudicator, plain
-from entente.game.board import Board, BoardPath
-from entente.game.plain import PlainGame
+from entente.game.board import Board
+from entente.game.plain import PlainGame, plain_board
 from entente.game.positions import board_of
+from entente.game.snapshot import Snapshot
 from tests.game.second_adjudicator import assert_judged_alike, table_of
 
 Cases = package.TestDATC
+Restore = Callable[[Snapshot], Board]
 CHANGED = {
     "test_6_g_8": "a move VIA convoy falls back to land",
     "test_6_j_3": "distances are counted to home centres",
@@ -35,8 +37,8 @@ NAMES = sorted({name for name in vars(Cases) if name.startswith("test_")} - CHAN
 class Table:
     """Replaces the game of a case: a board, the orders given so far, and the results in the engine's form."""
 
-    def __init__(self, path: BoardPath, restored: bool) -> None:
-        self.board, self._path, self._restored = Board.start(path=path), path, restored
+    def __init__(self, start: Callable[[], Board], restore: Restore | None) -> None:
+        self.board, self._restore = start(), restore
         self.given: dict[str, list[str]] = {}
         self.refused: set[str] = set()
         self.command: set[str] = set()
@@ -52,8 +54,8 @@ class Table:
     def play(self) -> None:
         assert self.get_hash() == self.rebuild_hash()
         self.board._enter_phase()  # the case has set units and phase directly in the game
-        if self._restored:
-            self.board = Board.restore(self.board.snapshot(game_id="datc", seed=0, source="test"), self._path)
+        if self._restore is not None:
+            self.board = self._restore(self.board.snapshot(game_id="datc", seed=0, source="test"))
         orders = {power: self._spelled_as_listed(power, texts) for power, texts in self.given.items()}
         self.given = {}
         self.command = {unit for own in self.board.units().values() for unit in own}
@@ -83,7 +85,7 @@ class Table:
         return found
 
 
-def played_at(path: BoardPath, restored: bool, results: list[Mapping[str, Any]]) -> type:
+def played_at(start: Callable[[], Board], restore: Restore | None, results: list[Mapping[str, Any]]) -> type:
     """The package's cases with a `Table` instead of a game."""
 
     class History:
@@ -94,7 +96,7 @@ def played_at(path: BoardPath, restored: bool, results: list[Mapping[str, Any]])
     class Ours(Cases):
         @staticmethod
         def create_game() -> Table:
-            table = Table(path, restored)
+            table = Table(start, restore)
             table.result_history = History
             return table
 
@@ -125,8 +127,8 @@ def test_the_packages_cases_come_out_as_they_say(case: str, monkeypatch: pytest.
     in_words = adjudicator.marks_by_unit
     for module in (adjudicator, plain):
         monkeypatch.setattr(module, "marks_by_unit", lambda found: results.append(found) or in_words(found))
-    for path, restored in ((BoardPath.FAST, False), (BoardPath.FAST, True), (BoardPath.PLAIN, True)):
-        getattr(played_at(path, restored, results)(), case)()
+    for start, restore in ((Board.start, None), (Board.start, Board.restore), (plain_board, plain_board)):
+        getattr(played_at(start, restore, results)(), case)()
 
 
 def test_every_case_is_found() -> None:
@@ -235,9 +237,9 @@ MOVEMENT = {
 """Case -> power -> its orders, each with the marks that it gets, or "rejected" for an order that is not legal."""
 
 
-@pytest.mark.parametrize("path", [BoardPath.FAST, BoardPath.PLAIN])
+@pytest.mark.parametrize("restore", [Board.restore, plain_board], ids=["fast", "plain"])
 @pytest.mark.parametrize("case", MOVEMENT)
-def test_cases_of_version_3_and_their_kin(case: str, path: BoardPath) -> None:
+def test_cases_of_version_3_and_their_kin(case: str, restore: Restore) -> None:
     orders, expected, rejected = {}, {}, Counter()
     for power, lines in MOVEMENT[case].items():
         for order, _, marks in (line.partition(": ") for line in lines):
@@ -246,14 +248,14 @@ def test_cases_of_version_3_and_their_kin(case: str, path: BoardPath) -> None:
             rejected[power] += marks == "rejected"
             expected[unit] = () if marks in ("", "rejected") else tuple(marks.split(","))
     units = {power: [order[: 8 if "/" in order[:6] else 5] for order in own] for power, own in orders.items()}
-    board = Board.restore(board_of("S1902M", units, {}, {}).snapshot(game_id="datc", seed=0, source="test"), path)
+    board = restore(board_of("S1902M", units, {}, {}).snapshot(game_id="datc", seed=0, source="test"))
     played = board.step(orders)
     assert played.results == expected
     assert played.rejected == rejected
     assert_judged_alike(table_of(units, played.orders), board)
 
 
-@pytest.mark.parametrize("path", [BoardPath.FAST, BoardPath.PLAIN])
+@pytest.mark.parametrize("restore", [Board.restore, plain_board], ids=["fast", "plain"])
 @pytest.mark.parametrize(
     ("power", "centres", "units", "ordered", "removed"),
     [
@@ -274,9 +276,9 @@ def test_cases_of_version_3_and_their_kin(case: str, path: BoardPath) -> None:
     ],
 )
 def test_owed_disbands_follow_the_rulebook_of_2023(
-    power: str, centres: list[str], units: list[str], ordered: list[str], removed: set[str], path: BoardPath
+    power: str, centres: list[str], units: list[str], ordered: list[str], removed: set[str], restore: Restore
 ) -> None:
     position = board_of("W1901A", {power: units}, {}, {power: centres, "TURKEY": ["SMY"]})
-    board = Board.restore(position.snapshot(game_id="datc", seed=0, source="test"), path)
+    board = restore(position.snapshot(game_id="datc", seed=0, source="test"))
     board.step({power: ordered})
     assert set(units) - set(board.units()[power]) == removed

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from entente.game.adjudicator import Adjudicator, freeze
-from entente.game.board import POWERS, Board, BoardPath
+from entente.game.board import POWERS, Board
 from entente.game.legal import WAIVE
-from entente.game.plain import PlainGame
+from entente.game.plain import PlainGame, plain_board
 from entente.game.scripted import uniform
 from entente.telemetry.errors import InputError
 
@@ -42,10 +42,10 @@ ODD = st.one_of(
 
 
 def boards() -> list[Board]:
-    """A movement, a retreat and an adjustment phase on each rules engine path."""
+    """A movement, a retreat and an adjustment phase of a fast and of a plain board."""
     found = []
-    for path in (BoardPath.FAST, BoardPath.PLAIN):
-        rng, board, types = random.Random(5), Board.start(path=path), set()
+    for start in (Board.start, plain_board):
+        rng, board, types = random.Random(5), start(), set()
         while types != {"M", "R", "A"}:
             if board.phase_type not in types:
                 types.add(board.phase_type)

@@ -1,11 +1,14 @@
 """The published rules on odd positions: the board and the second adjudicator agree on moves, dislodgements and retreats."""
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
-from entente.game.board import Board, BoardPath
+from entente.game.board import Board
+from entente.game.plain import plain_board
 from entente.game.positions import board_of
+from entente.game.snapshot import Snapshot
 from tests.game.odd_positions import odd_position
 from tests.game.second_adjudicator import assert_judged_alike, table_of
 
@@ -30,7 +33,7 @@ def test_odd_positions_come_out_as_the_second_adjudicator_says(count: int) -> No
     assert all(seen[what] for what in ("circle", "paradox", "retreat", "cut", "bounce", "void", "no convoy")), seen
 
 
-@pytest.mark.parametrize("path", [BoardPath.FAST, BoardPath.PLAIN])
+@pytest.mark.parametrize("restore", [Board.restore, plain_board], ids=["fast", "plain"])
 @pytest.mark.parametrize(
     ("coast", "units", "orders"),
     [
@@ -49,10 +52,10 @@ def test_odd_positions_come_out_as_the_second_adjudicator_says(count: int) -> No
     ],
 )
 def test_a_retreat_to_a_coast_gives_influence_over_the_province_until_another_power_enters(
-    coast: str, units: dict[str, list[str]], orders: dict[str, list[str]], path: BoardPath
+    coast: str, units: dict[str, list[str]], orders: dict[str, list[str]], restore: Callable[[Snapshot], Board]
 ) -> None:
     position = board_of("S1902M", units, {}, {"ITALY": ["NAP"], "FRANCE": ["PAR"]})
-    board = Board.restore(position.snapshot(game_id="g", seed=0, source="test"), path)
+    board = restore(position.snapshot(game_id="g", seed=0, source="test"))
     board.step(orders)
     board.step({"ITALY": [f"{units['ITALY'][0]} R {coast}"]})
     assert board.influence()["ITALY"] == (coast[:3],) and coast[:3] not in board.influence()["FRANCE"]

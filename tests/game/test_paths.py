@@ -7,8 +7,8 @@ import pytest
 
 from entente.game import adjudicator, rules
 from entente.game.adjudicator import freeze
-from entente.game.board import POWERS, Board, BoardPath
-from entente.game.plain import PlainGame
+from entente.game.board import POWERS, Board
+from entente.game.plain import PackageGame, PlainGame, plain_board
 from entente.game.snapshot import Snapshot, position_id
 from entente.telemetry.errors import EngineError
 
@@ -38,9 +38,7 @@ def play_side_by_side(phases: int, players, convoys: bool) -> dict[str, int]:
         rng = random.Random(f"{convoys} {seed}")
         seed += 1
         snapshot = convoy_heavy(rng) if convoys else None
-        paths = (BoardPath.FAST, BoardPath.PLAIN)
-        fast, plain = (Board.restore(snapshot, path) if snapshot else Board.start(path=path) for path in paths)
-        assert isinstance(plain._game, PlainGame) and not isinstance(fast._game, PlainGame)
+        fast, plain = Board.restore(snapshot) if snapshot else Board.start(), plain_board(snapshot)
         for _ in range(6 if convoys else 24):
             if fast.is_over:
                 break
@@ -77,7 +75,7 @@ def test_fast_and_plain_play_the_same_games(blind_players, convoys: bool, phases
 def test_another_release_of_the_engine_is_refused_where_private_names_of_it_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "version", lambda name: "1.2.0")
     adjudicator._template.cache_clear()
-    for path in (BoardPath.FAST, BoardPath.PLAIN):
+    for start in (Board.start, plain_board):
         with pytest.raises(EngineError, match=r"need diplomacy 1\.1\.2, and 1\.2\.0 is installed"):
-            Board.start(path=path)
-    assert Board.start(path=BoardPath.PACKAGE).phase == "S1901M"
+            start()
+    assert plain_board(kind=PackageGame).phase == "S1901M"
