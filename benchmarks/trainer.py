@@ -15,13 +15,14 @@ from statistics import median
 
 import numpy as np
 import torch
+from transformers import Qwen3Config
 
 from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import model_of, record_rows
 from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds
 from benchmarks.padded_rows import differences
 from benchmarks.trainer_arms import Steps, random_steps, update_rows
-from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, Shape, made_up_batch
+from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, made_up_batch
 from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.settings.run_settings import RunSettings
@@ -140,11 +141,11 @@ def two_process_figures(settings: RunSettings, arguments: Sequence[str], *, repe
 
 
 def made_up_figures(name: str, *, repeats: int, seed: int) -> dict[str, float]:
-    shape = TINY_32K if name.endswith("32k") else TINY
+    config = TINY_32K if name.endswith("32k") else TINY
     batch, warm_up = (
-        made_up_batch(case, vocabulary=shape.vocabulary, seed=seed) for case in (CASES[name], Case(positions=1, forks=2))
+        made_up_batch(case, vocabulary=config.vocab_size, seed=seed) for case in (CASES[name], Case(positions=1, forks=2))
     )
-    return speedups(f"made_up_{name}", random_steps(shape), batch, warm_up, repeats=repeats)
+    return speedups(f"made_up_{name}", random_steps(config), batch, warm_up, repeats=repeats)
 
 
 def speedups(name: str, steps: Steps, batch: Batch, warm_up: Batch, *, repeats: int) -> dict[str, float]:
@@ -165,8 +166,8 @@ def unique_tokens(batch: Batch, updates: Iterable[Sequence[int]]) -> int:
     return sum(micro.tokens for rows in updates for micro in plan(batch, rows, CPU_TOKENS))
 
 
-def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float:
-    batch, step, shares = made_up_batch(case, vocabulary=shape.vocabulary, seed=seed), random_steps(shape).ours(), []
+def planner_share(case: Case, config: Qwen3Config, *, repeats: int, seed: int) -> float:
+    batch, step, shares = made_up_batch(case, vocabulary=config.vocab_size, seed=seed), random_steps(config).ours(), []
     step(batch)
     for _ in range(repeats):
         step_s = cpu_s(lambda: step(batch))
@@ -174,8 +175,8 @@ def planner_share(case: Case, shape: Shape, *, repeats: int, seed: int) -> float
     return median(shares)
 
 
-def exactness(case: Case, shape: Shape, *, seed: int) -> dict[str, float]:
-    policy, batch = random_steps(shape).policy, made_up_batch(case, vocabulary=shape.vocabulary, seed=seed)
+def exactness(case: Case, config: Qwen3Config, *, seed: int) -> dict[str, float]:
+    policy, batch = random_steps(config).policy, made_up_batch(case, vocabulary=config.vocab_size, seed=seed)
     loss, gradient = differences(policy, batch, range(case.rows))
     return {"loss_diff": loss, "grad_rel_error": gradient}
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from benchmarks.padded_rows import pad
-from benchmarks.trainer_cases import Shape, model_of, stir_adapter
+from benchmarks.trainer_cases import model_of, stir_adapter
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater, share_rows
@@ -67,9 +68,9 @@ class Steps:
         return step
 
 
-def random_steps(shape: Shape) -> Steps:
+def random_steps(config: PretrainedConfig) -> Steps:
     settings = TrainingSettings(device="cpu")
-    return Steps(Policy(model_of(shape), settings), settings)
+    return Steps(Policy(model_of(config), settings), settings)
 
 
 def update_rows(batch: Batch, settings: TrainingSettings) -> list[list[int]]:

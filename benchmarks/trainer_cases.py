@@ -3,12 +3,12 @@
 Forks of a prompt sample from one tree of legal tokens: a third branch, with 3.4 ids on average, the others are forced."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
 from storage.gather import Batch
 
@@ -119,41 +119,24 @@ def offsets_of(lengths: Sequence[int]) -> np.ndarray:
 # -- models ----------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    family: str
-    """"qwen2" or "qwen3"."""
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocabulary: int
-    tied: bool = False
-
-
-CONFIGS = {"qwen2": Qwen2Config, "qwen3": Qwen3Config}
-TINY = Shape(family="qwen3", hidden=256, layers=4, heads=4, kv_heads=2, head_dim=64, intermediate=768, vocabulary=4096, tied=True)
+TINY = Qwen3Config(
+    vocab_size=4096,
+    hidden_size=256,
+    intermediate_size=768,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+)
 """The model of all figures on a CPU."""
-TINY_32K = replace(TINY, vocabulary=32_768)
+TINY_32K = Qwen3Config.from_dict(TINY.to_dict() | {"vocab_size": 32_768})
 
 
-def model_of(shape: Shape) -> Any:
-    """A model with random weights (standard deviation 0.02), determined by the shape. The head's are smaller, so that legal
+def model_of(config: PretrainedConfig) -> Any:
+    """A model with random weights (standard deviation 0.02), determined by its config. The head's are smaller, so that legal
     tokens are about equally probable and the ratio to `made_up_batch`'s behaviour logprobs is near 1, as in a run."""
-    config = CONFIGS[shape.family](
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=4096,
-        tie_word_embeddings=shape.tied,
-        attention_dropout=0.0,
-    )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -6,23 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from benchmarks import outcome, padded_rows, trainer
 from benchmarks.trainer import TARGETS, bench_trainer, exactness, one_thread, speedups
 from benchmarks.trainer_arms import Steps, random_steps
-from benchmarks.trainer_cases import Case, Shape, made_up_batch
+from benchmarks.trainer_cases import Case, made_up_batch
 from entente.decoding.architectures import read_architecture
 from entente.settings.layers import layered_settings
 from entente.telemetry.errors import InputError
 from entente.training.micro_batches import plan
+from tests.training.parallel_worker import CONFIG as SMALL_CONFIG
 
-SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512, tied=True)
+CONFIG = Qwen3Config.from_dict(SMALL_CONFIG.to_dict() | {"tie_word_embeddings": True})
 SMALL = Case(positions=2, forks=3, own=40, completion=12)
 
 
 @pytest.fixture
 def batch():
-    return made_up_batch(SMALL, vocabulary=SHAPE.vocabulary)
+    return made_up_batch(SMALL, vocabulary=CONFIG.vocab_size)
 
 
 # -- cases -----------------------------------------------------------------------------------------------------------------
@@ -30,7 +32,7 @@ def batch():
 
 def test_the_old_loss_is_that_of_a_plain_loop(batch):
     """Row by row, without padding or chunks, over the whole vocabulary."""
-    steps, total = random_steps(SHAPE), 0.0
+    steps, total = random_steps(CONFIG), 0.0
     for row in range(SMALL.rows):
         ids = torch.from_numpy(batch.input_ids[batch.input_offsets[row] : batch.input_offsets[row + 1]].astype(np.int64))[None]
         completion = slice(int(batch.prompt_lens[row]) - 1, ids.shape[1] - 1)
@@ -48,7 +50,7 @@ def test_the_old_loss_is_that_of_a_plain_loop(batch):
 
 def test_the_two_paths_agree_and_a_wrong_one_shows(monkeypatch: pytest.MonkeyPatch):
     with one_thread():
-        honest = exactness(SMALL, SHAPE, seed=0)
+        honest = exactness(SMALL, CONFIG, seed=0)
         assert honest["loss_diff"] <= 1e-6 and honest["grad_rel_error"] <= 1e-5
 
         def crooked(*given):
@@ -59,7 +61,7 @@ def test_the_two_paths_agree_and_a_wrong_one_shows(monkeypatch: pytest.MonkeyPat
             return found
 
         monkeypatch.setattr(padded_rows, "plan", crooked)
-        assert exactness(SMALL, SHAPE, seed=0)["grad_rel_error"] > 1e-5
+        assert exactness(SMALL, CONFIG, seed=0)["grad_rel_error"] > 1e-5
 
 
 def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytest.MonkeyPatch):
@@ -79,7 +81,7 @@ def test_times_are_the_medians_of_ratios_taken_in_turn(batch, monkeypatch: pytes
     monkeypatch.setattr(trainer.gc, "collect", lambda: 0)  # takes long among the objects of a whole suite
     monkeypatch.setattr(Steps, "ours", lambda self: arm("ours"))
     monkeypatch.setattr(Steps, "old", lambda self: arm("old"))
-    found = speedups("x", random_steps(SHAPE), batch, batch, repeats=3)
+    found = speedups("x", random_steps(CONFIG), batch, batch, repeats=3)
     assert found["speedup_x"] == 4.0  # of 4, 2 and 6
     assert order == list(speeds) * 4
     assert 0 < found["unique_token_share_x"] < 1

@@ -12,15 +12,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Qwen3Config
 
-from benchmarks.trainer_cases import Case, Shape, made_up_batch, stir_adapter
+from benchmarks.trainer_cases import Case, made_up_batch, stir_adapter
 from entente.training.parallel import Peers, on_other_ranks
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater
 from storage.gather import Batch
 
-SHAPE = Shape(family="qwen3", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512)
+CONFIG = Qwen3Config(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=32,
+    max_position_embeddings=4096,
+)
 CASE = Case(positions=5, forks=3, own=30, completion=12, spread=0.4)
 
 
@@ -54,7 +64,7 @@ def two_updates(model: Path, folder: Path, given: dict[str, Any], peers: Peers |
             on_other_ranks(peers, policy.parameters(), updater.compute)
         return {}
     stir_adapter(policy.parameters(), seed=1)  # not that of the followers, which take the leader's weights
-    batch = made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
+    batch = made_up_batch(CASE, vocabulary=CONFIG.vocab_size)
     found: dict[str, Any] = {"losses": [], "gradients": [], "tokens": []}
     found["weights_here"] = sum(getattr(weight, "_local_tensor", weight).numel() for weight in policy.model.parameters())
     index, logprobs = updater.evaluate(batch, range(CASE.rows))

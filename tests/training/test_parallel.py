@@ -32,7 +32,7 @@ from storage.ledger import ledger_path
 from storage.runs import RunPaths
 from storage.settings import StorageSettings
 from storage.update_log import read_update_log
-from tests.training.parallel_worker import SHAPE, two_updates
+from tests.training.parallel_worker import CONFIG, two_updates
 from tests.training.whole_step import whole_step
 from tests.waiting import wait_until
 
@@ -91,7 +91,7 @@ def test_rows_without_a_group_are_split_one_by_one():
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model of random weights."""
     folder = tmp_path_factory.mktemp("small")
-    model_of(SHAPE).save_pretrained(folder)
+    model_of(CONFIG).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return folder
 
@@ -146,7 +146,7 @@ def test_two_processes_come_to_the_update_of_one_and_a_split_base_changes_no_bit
     alone = two_updates(small, tmp_path / "one", given)
     whole, split = run(small, tmp_path / "two", 2, given, given | {"fsdp": True})
     assert_same_update(alone, whole)
-    blocks = sum(weight.numel() for weight in model_of(SHAPE).model.layers.parameters())
+    blocks = sum(weight.numel() for weight in model_of(CONFIG).model.layers.parameters())
     assert alone["weights_here"] == whole["weights_here"] == split["weights_here"] + blocks // 2
     assert whole["losses"] == split["losses"], "the same number of processes gives the same bits"
     for one, two in zip([*whole["gradients"], *whole["weights"]], [*split["gradients"], *split["weights"]], strict=True):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import Qwen2Config
 
-from benchmarks.trainer_cases import Case, Shape, made_up_batch, model_of, stir_adapter
+from benchmarks.trainer_cases import Case, made_up_batch, model_of, stir_adapter
 from entente.telemetry.errors import TrainingError
 from entente.training import update
 from entente.training.policy import Policy
@@ -19,18 +20,26 @@ from storage.ledger import read_ledger
 from storage.settings import StorageSettings
 from tests.training.whole_step import whole_step
 
-SHAPE = Shape(family="qwen2", hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocabulary=512)
+CONFIG = Qwen2Config(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=4096,
+)
 CASE = Case(positions=4, forks=4, own=60, completion=12, spread=0.3)
 
 
 @pytest.fixture
 def batch():
-    return made_up_batch(CASE, vocabulary=SHAPE.vocabulary)
+    return made_up_batch(CASE, vocabulary=CONFIG.vocab_size)
 
 
-def updater_for(shape: Shape = SHAPE, **settings) -> Updater:
+def updater_for(**settings) -> Updater:
     given = TrainingSettings(device="cpu", **settings)
-    policy = Policy(model_of(shape), given)
+    policy = Policy(model_of(CONFIG), given)
     stir_adapter(policy.parameters())
     return Updater(policy, given)
 
