@@ -134,6 +134,11 @@ class Board:
         )
 
     @property
+    def snapshot_id(self) -> str:
+        """As that of a snapshot of this position."""
+        return self._frozen()[0]
+
+    @property
     def phase(self) -> str:
         """Short name, for example "S1903M"; "COMPLETED" if the game is over."""
         return self._phase

@@ -247,7 +247,7 @@ class EnteredGames:
             power=seat.power,
             legal=legal,
             board=board,
-            snapshot_id=board.snapshot(game_id=seat.game, seed=0, source="entered").snapshot_id,
+            snapshot_id=board.snapshot_id,
         )
 
     async def _finish(self, client: ServerClient, token: str, seat: _Seat, listing: ServerGame) -> None:

@@ -242,7 +242,7 @@ class PlayedGame:
             power=power,
             legal=self.board.legal_orders()[power],
             board=self.board,
-            snapshot_id=self.board.snapshot(game_id=self.name, seed=self.seed, source="").snapshot_id,
+            snapshot_id=self.board.snapshot_id,
         )
 
     def _check(self, revision: int, *, over: bool = False) -> None:

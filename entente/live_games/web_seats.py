@@ -73,7 +73,7 @@ class WebSeats:
             power=power,
             legal=legal,
             board=board,
-            snapshot_id=board.snapshot(game_id=name, seed=self._seed, source="entered").snapshot_id,
+            snapshot_id=board.snapshot_id,
         )
         orders = (await self._players.choose(self._player, request)).orders
         missed = await self._web.give_orders(position, orders)

@@ -55,7 +55,7 @@ def test_a_centre_more_is_plus_one_and_a_centre_fewer_minus_one(autumn):
 
 def test_a_fork_ends_as_a_naive_loop_with_its_dice(autumn):
     found = asked(autumn, ["A BUR - BEL"])
-    identity = autumn.board.snapshot(game_id="", seed=0, source="").snapshot_id
+    identity = autumn.board.snapshot_id
     for pair in found.pairs[:3]:
         for end, orders in ((pair.played, autumn.orders), (pair.changed, autumn.orders | other_orders(autumn, ["A BUR - BEL"]))):
             board, name = autumn.board.fork(), f"what-if/0/{identity}/{pair.number}"
