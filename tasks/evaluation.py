@@ -13,7 +13,7 @@ from entente.evaluation.strength import Score, measure_strength
 from entente.game.snapshot import Snapshot
 from entente.inference.host import EngineHost
 from entente.players.policy import Decider
-from entente.telemetry.progress import GameProgress, reporter
+from entente.telemetry.progress import reporter
 
 _TOUCHED_EVERY_S = 60.0
 
@@ -56,5 +56,4 @@ async def play_games(
     deciders: Mapping[str, Decider],
     on_game: OnGame,
 ) -> list[GameResult]:
-    progress = GameProgress(f"playing {len(plans)} games", len(plans), settings.years)
-    return await host.run(play_match(plans, settings, deciders, on_game, progress))
+    return await host.run(play_match(plans, settings, deciders, on_game))

@@ -12,7 +12,7 @@ from entente.cli.options import SEED, AsJson, Run, RunsRoot, which_run
 from entente.cli.players import Temperature, how_they_play, resolve_players, with_open_players
 from entente.game.snapshot import POWERS
 from entente.telemetry.errors import InputError
-from entente.telemetry.progress import GameProgress, shown
+from entente.telemetry.progress import shown
 from storage.runs import GAMES_FOLDER, LATEST, RunPaths, check_name
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def _ask(
         sets = [changed or {}] * how.forks
         if version:
             sets = await orders_of_player(position, power, version, how, deciders.get(version))
-        progress = GameProgress(f"playing {2 * how.forks} forks", 2 * how.forks, how.years)
-        return await play_pairs(position, sets, power, how, deciders, progress)
+        return await play_pairs(position, sets, power, how, deciders)
 
     if not any(player.is_policy or player.searches for player in contestants):
         return asyncio.run(ask({}))

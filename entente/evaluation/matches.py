@@ -145,27 +145,25 @@ async def play_match(
     plans: Sequence[GamePlan],
     settings: MatchSettings,
     deciders: Mapping[str, Decider],
-    on_game: OnGame | None = None,
-    progress: GameProgress | None = None,
+    on_game: OnGame = lambda result: None,
 ) -> list[GameResult]:
     """Play the games, `settings.concurrency` at a time; results in plan order. Raises EngineError if a game failed: there is no
     partial result, because part of a round would be biased."""
     slots = asyncio.Semaphore(settings.concurrency)
+    progress = GameProgress(f"playing {len(plans)} games", len(plans), settings.years)
 
     async def play(plan: GamePlan) -> GameResult:
         async with slots:
             result = await play_game(plan, settings, deciders, progress)
-        if on_game is not None:
-            on_game(result)
-        if progress is not None:
-            progress.ended(plan.key)
+        on_game(result)
+        progress.ended(plan.key)
         return result
 
     return list(await asyncio.gather(*(play(plan) for plan in plans)))
 
 
 async def play_game(
-    plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress | None = None
+    plan: GamePlan, settings: MatchSettings, deciders: Mapping[str, Decider], progress: GameProgress
 ) -> GameResult:
     board = Board.start() if plan.start is None else Board.restore(plan.start)
     dice_name = f"match/{settings.seed}/{plan.pair}"
@@ -173,8 +171,7 @@ async def play_game(
 
     def on_phase(phase: str) -> None:
         by_year[phase[1:-1]] = board.centre_counts()  # the last phase of a year counts
-        if progress is not None:
-            progress.played(plan.key, phase)
+        progress.played(plan.key, phase)
 
     fork = await play_fork(
         ForkPlan(

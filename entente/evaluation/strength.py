@@ -79,7 +79,7 @@ async def measure_strength(
     positions: Sequence[Snapshot],
     settings: EvaluationSettings,
     decider: Decider | None = None,
-    on_fork: OnFork | None = None,
+    on_fork: OnFork = lambda done, total: None,
     temperature: float = 1.0,
 ) -> Score:
     """Measure `player` in one seat against `opponents` in the six others.
@@ -116,8 +116,7 @@ async def measure_strength(
         if fork.status != "complete" or fork.start is None or fork.end is None:
             raise EngineError(f"evaluation of '{player}' failed on position {snapshot.snapshot_id}: {fork.reason}")
         done += 1
-        if on_fork is not None:
-            on_fork(done, len(pairs))
+        on_fork(done, len(pairs))
         seat = POWERS.index(power)
         gained = fork.end.centres[seat] - fork.start.centres[seat]
         opening = None

@@ -9,6 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 from entente.evaluation.intervals import Estimate, estimate
 from entente.game.board import Board
@@ -140,7 +141,7 @@ async def orders_of_player(
             power=power,
             legal=legal,
             board=position.board,
-            snapshot_id=_snapshot_id(position.board),
+            snapshot_id=position.board.snapshot_id,
             temperature=how.temperature,
         )
         return {power: tuple(orders_of(await _SeededByPhase(decider).decide(request)))}
@@ -154,83 +155,50 @@ async def play_pairs(
     power: str,
     how: Continuation,
     deciders: Mapping[str, Decider] | None = None,
-    progress: GameProgress | None = None,
 ) -> WhatIf:
     """Play all pairs; `changed`: the other order sets of each pair; `deciders`: of non-scripted players, by name. Raises
     DataError if the recorded orders are not legal, EngineError if a decision failed."""
     wrapped = {name: _SeededByPhase(decider) for name, decider in (deciders or {}).items() if name in how.players}
-    starts, places = _Starts(position.board), asyncio.Semaphore(_AT_ONCE)
+    places, forks = asyncio.Semaphore(_AT_ONCE), 2 * len(changed)
+    progress = GameProgress(f"playing {forks} forks", forks, how.years)
+
+    @cache
+    def after(orders: tuple[tuple[str, tuple[str, ...]], ...]) -> Board:
+        board = position.board.fork()
+        if sum(board.step(dict(orders)).rejected.values()):
+            raise DataError(f"the recorded orders of {position.board.phase} are not legal there: the game's file is damaged")
+        return board
 
     async def play(number: int, other: OrderSets) -> Pair:
-        async with places:
-            seed_name = _seed_name(position, how, number)
-            played, replaced = await asyncio.gather(
-                _play(position, starts.after(dict(position.orders)), f"{seed_name}/played", seed_name, how, wrapped, progress),
-                _play(
-                    position,
-                    starts.after({**position.orders, **other}),
-                    f"{seed_name}/changed",
-                    seed_name,
-                    how,
-                    wrapped,
-                    progress,
-                ),
+        seed_name = _seed_name(position, how, number)
+        rng = seeded_rng(seed_name, "seats")
+        seats = {power: rng.choice(how.players) for power in POWERS}
+
+        async def fork(kind: str, orders: OrderSets) -> PowerScores:
+            name = f"{seed_name}/{kind}"
+            plan = ForkPlan(
+                name=name,
+                shared_name=seed_name,
+                rng_name=seed_name,
+                seats=seats,
+                horizon_years=how.years,
+                counted_from=position.board.phase,
+                temperature=how.temperature,
+                snapshot_id=position.board.snapshot_id,
             )
-        return Pair(number=number, played=played, changed=replaced)
+            board = after(tuple(sorted(orders.items()))).fork()
+            played = await play_fork(plan, board, wrapped, on_phase=partial(progress.played, name))
+            progress.ended(name)
+            if played.end is None or played.status != "complete":
+                raise EngineError(f"a fork from {position.board.phase} failed: {played.reason}")
+            return played.end
+
+        async with places:
+            ends = await asyncio.gather(fork("played", position.orders), fork("changed", {**position.orders, **other}))
+        return Pair(number=number, played=ends[0], changed=ends[1])
 
     pairs = await asyncio.gather(*(play(number, other) for number, other in enumerate(changed)))
     return WhatIf(position=position, power=power, how=how, pairs=tuple(pairs))
-
-
-class _Starts:
-    """The boards after the phase; each order set is resolved once."""
-
-    def __init__(self, board: Board) -> None:
-        self._board = board
-        self._after: dict[tuple[tuple[str, tuple[str, ...]], ...], Board] = {}
-
-    def after(self, orders: OrderSets) -> Board:
-        """The board after these orders; the caller owns it."""
-        key = tuple(sorted(orders.items()))
-        if key not in self._after:
-            board = self._board.fork()
-            if sum(board.step(orders).rejected.values()):
-                raise DataError(f"the recorded orders of {self._board.phase} are not legal there: the game's file is damaged")
-            self._after[key] = board
-        return self._after[key].fork()
-
-
-async def _play(
-    position: RecordedPosition,
-    board: Board,
-    name: str,
-    seed_name: str,
-    how: Continuation,
-    deciders: Mapping[str, Decider],
-    progress: GameProgress | None,
-) -> PowerScores:
-    rng = seeded_rng(seed_name, "seats")
-    plan = ForkPlan(
-        name=name,
-        shared_name=seed_name,
-        rng_name=seed_name,
-        seats={power: rng.choice(how.players) for power in POWERS},
-        horizon_years=how.years,
-        counted_from=position.board.phase,
-        temperature=how.temperature,
-        snapshot_id=_snapshot_id(position.board),
-    )
-    fork = await play_fork(
-        plan,
-        board,
-        deciders,
-        on_phase=lambda phase: progress.played(name, phase) if progress is not None else None,
-    )
-    if progress is not None:
-        progress.ended(name)
-    if fork.end is None or fork.status != "complete":
-        raise EngineError(f"a fork from {position.board.phase} failed: {fork.reason}")
-    return fork.end
 
 
 class _SeededByPhase:
@@ -247,11 +215,7 @@ class _SeededByPhase:
 
 
 def _seed_name(position: RecordedPosition, how: Continuation, number: int) -> str:
-    return f"what-if/{how.seed}/{_snapshot_id(position.board)}/{number}"
-
-
-def _snapshot_id(board: Board) -> str:
-    return board.snapshot(game_id="", seed=0, source="").snapshot_id
+    return f"what-if/{how.seed}/{position.board.snapshot_id}/{number}"
 
 
 def _site(order: str, legal: LegalOrders) -> int | None:
