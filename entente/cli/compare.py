@@ -84,7 +84,7 @@ def _table(comparison: "Compared") -> Table:
         if not isinstance(pair.comparison, str):
             row = differences.setdefault(pair.label, [""] * len(names))
             text = f"{pair.comparison.difference.mean:+.2f} {format_interval(pair.comparison.difference.interval, '+.2f')}"
-            row[names.index(pair.other)] = text + (" shown" if pair.comparison.shown else "")
+            row[names.index(pair.other)] = text + (" shown" if pair.comparison.difference.excludes_zero else "")
     blocks[f"more than {names[0]}, same starts"] = list(differences.items())
     blocks["cost"] = total_rows(comparison.runs)
     blocks["settings that differ"] = [(name, [value_text(value) for value in values]) for name, values in comparison.settings]

@@ -51,10 +51,6 @@ class PairDifference:
     games_to_show: int | None
     """Games needed to distinguish a difference of this size and spread from 0; None if unknown."""
 
-    @property
-    def shown(self) -> bool:
-        return self.difference.excludes_zero
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchTable:
@@ -110,7 +106,7 @@ def conclusions(table: MatchTable, match: MatchSettings) -> list[str]:
     for pair in table.pairs:
         interval = pair.difference.describe("+.3f", cluster_noun(match, pairs=True))
         figures = f"by {pair.difference.mean:+.3f} ({match.measure}), {interval}"
-        if pair.shown:
+        if pair.difference.excludes_zero:
             word = "better" if pair.difference.mean > 0 else "worse"
             sentences.append(f"{pair.player} plays {word} than {pair.other}: {figures}")
         else:

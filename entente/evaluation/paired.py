@@ -20,10 +20,6 @@ class ScoreDifference:
     forks_to_show: int | None
     """Starts needed to distinguish a difference of this size and spread from 0; None if unknown."""
 
-    @property
-    def shown(self) -> bool:
-        return self.difference.excludes_zero
-
 
 def score_difference(first: ScoreRecord, second: ScoreRecord) -> ScoreDifference | str:
     """The second score minus the first, over the common starts; or the reason why they cannot be paired."""

@@ -36,9 +36,6 @@ class Protocol(BaseModel):
     """For each player; a multiple of seven."""
     measure: Measure = "sos"
 
-    def fixed(self) -> dict[str, Any]:
-        return {"start": "standard", "years": self.years, "measure": self.measure}
-
 
 @cache
 def protocols() -> Mapping[str, Protocol]:
@@ -67,7 +64,8 @@ def protocol_match(name: str, players: Sequence[str], opponents: str, asked: Map
         raise InputError(f"protocol '{name}' fixes what {', '.join(taken)} would set: leave out one of the two")
     if not players:
         raise InputError(f"protocol '{name}' takes players: name them, as --players models/whole-192")
-    chosen = protocol.fixed() | {"protocol": name, "games": protocol.games} | dict(asked)
+    fixed = {"start": "standard", "years": protocol.years, "measure": protocol.measure}
+    chosen = fixed | {"protocol": name, "games": protocol.games} | dict(asked)
     against = opponents or protocol.against
     if protocol.ours == "six":
         if len(players) != 1:

@@ -8,7 +8,7 @@ from typing import Any
 from entente.decoding.base_identity import weights_hash
 from entente.decoding.model_files import may_be_hub_id
 from entente.evaluation.contestants import Contestant
-from entente.evaluation.intervals import describe_interval, format_interval
+from entente.evaluation.intervals import format_interval
 from entente.evaluation.match_files import MatchRecord, read_match, read_matches
 from entente.evaluation.match_table import MEASURES, MatchTable
 from entente.evaluation.score_files import ScoreRecord, read_score
@@ -114,6 +114,6 @@ def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, An
 
 def in_words(record: ScoreRecord) -> str:
     score = record.score
-    interval = describe_interval(score.estimate.interval, score.source_games, "+.2f", "source games")
+    interval = score.estimate.describe("+.2f", "source games")
     years = record.settings.horizon_years
     return f"{score.mean:+.2f} centres in {years} game year{'s' * (years > 1)} against {record.opponents}, {interval}"

@@ -24,19 +24,20 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 def state(facts: RunFacts) -> tuple[str, str]:
     """One word (complete, running, cut, empty) and a sentence."""
     done, planned = facts.done, facts.planned
+    all_steps, done_steps = (format_count(count, "steps") for count in (planned, done))
     if facts.summary is not None and done >= planned:
         wall = f" in {duration(facts.summary['wall_s'])}" if "wall_s" in facts.summary else ""
-        return "complete", f"Complete: {_steps(planned)}{wall}."
+        return "complete", f"Complete: {all_steps}{wall}."
     last = f"the last file was written {duration(facts.quiet_s)} ago"
     if facts.at_work:
-        where = f"{done} of {_steps(planned)} done" if done else f"no step of {planned} done yet"
+        where = f"{done} of {all_steps} done" if done else f"no step of {planned} done yet"
         return "running", f"Running: {where}; {last}."
     if not done and not facts.begun_step:
-        return "empty", f"Stopped before the first of {_steps(planned)}; {last}."
+        return "empty", f"Stopped before the first of {all_steps}; {last}."
     if done >= planned:
-        return "cut", f"All {_steps(planned)} are done, but the run stopped before its last scores; {last}."
+        return "cut", f"All {all_steps} are done, but the run stopped before its last scores; {last}."
     if facts.begun_step > done:
-        return "cut", f"Cut at step {facts.begun_step} of {planned}: its batch was chosen, {_steps(done)} done; {last}."
+        return "cut", f"Cut at step {facts.begun_step} of {planned}: its batch was chosen, {done_steps} done; {last}."
     return "cut", f"Cut after step {done} of {planned}; {last}."
 
 
@@ -174,7 +175,7 @@ def paired(pair: Paired, first: str) -> str:
     if interval == (0, 0):
         return f"{theirs} and {ours} gain as much from {starts}, on the average of every source game."
     bounds = f"95 % interval {format_interval(interval, '+.2f')} over {difference.clusters} source games"
-    if pair.comparison.shown:
+    if difference.excludes_zero:
         more = "more" if difference.mean > 0 else "fewer"
         return f"{theirs} gains {abs(difference.mean):.2f} centres {more} than {ours} from {starts}, {bounds}."
     need = pair.comparison.forks_to_show
@@ -247,15 +248,10 @@ def _small(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    for size, one, many in ((86400, "day", "days"), (3600, "hour", "hours"), (60, "minute", "minutes")):
+    for size, units in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
-            count = round(seconds / size)
-            return f"{count} {one if count == 1 else many}"
+            return format_count(round(seconds / size), units)
     return f"{seconds:.0f} s"
-
-
-def _steps(count: int) -> str:
-    return "1 step" if count == 1 else f"{count} steps"
 
 
 def _gain(record: ScoreRecord) -> str:

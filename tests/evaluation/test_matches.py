@@ -141,7 +141,7 @@ def test_differences_are_paired_so_luck_that_both_share_cancels():
     rolls = np.random.default_rng(5).integers(0, 8, 20)
     games = made_up([{"a": int(roll) + 1, "b": int(roll)} for roll in rolls])
     (pair,) = match_table(games, MatchSettings(players=("a", "b"), measure="centres")).pairs
-    assert pair.difference.mean == pytest.approx(1) and pair.difference.high - pair.difference.low < 1e-9 and pair.shown
+    assert pair.difference.mean == pytest.approx(1) and pair.difference.high - pair.difference.low < 1e-9
 
 
 def test_shares_that_are_equal_in_all_rounds_do_not_show_that_the_players_are():
@@ -157,7 +157,7 @@ def test_few_rounds_at_one_table_show_no_difference_and_say_how_many_it_takes():
     games = [replace(game, cluster=f"game {game.key}") for game in made_up([{"a": 9, "b": 3}] * 2)]
     table = match_table(games, settings)
     (pair,) = table.pairs
-    assert (pair.difference.interval, pair.difference.clusters, pair.shown, pair.games_to_show) == (None, 2, False, None)
+    assert (pair.difference.interval, pair.difference.clusters, pair.games_to_show) == (None, 2, None)
     assert conclusions(table, settings) == [
         "no difference between a and b is shown: by +6.000 (centres), no interval: 2 rounds, and an interval takes 6"
     ]

@@ -45,7 +45,7 @@ def test_the_difference_is_taken_start_by_start_and_whole_source_games_are_resam
         for n in range(0, 24, 2)
     ]
     assert found.difference.mean == pytest.approx(np.mean(by_game))
-    assert (found.forks, found.difference.clusters, found.shown) == (24, 12, True)
+    assert (found.forks, found.difference.clusters, found.difference.excludes_zero) == (24, 12, True)
     sampled = np.random.default_rng(3).integers(0, 12, (4000, 12))
     low, high = np.quantile(np.array(by_game).mean(axis=1)[sampled].mean(axis=1), [0.025, 0.975])
     assert found.difference.interval == pytest.approx((low, high), abs=0.12)
@@ -64,7 +64,7 @@ def test_starts_are_matched_by_position_and_power_whatever_their_order():
 def test_a_difference_whose_interval_holds_0_is_not_shown():
     found = difference(record(gains_of(1)), record(gains_of(2, more=0.02)))
     low, high = found.difference.interval or (1, 1)
-    assert low < 0 < high and not found.shown
+    assert low < 0 < high and not found.difference.excludes_zero
     assert found.forks_to_show is not None and found.forks_to_show > 24
 
 

@@ -164,7 +164,7 @@ def test_the_table_and_the_page_of_a_real_run_and_its_copy(trained, tmp_path: Pa
         assert ours == theirs or (math.isnan(ours) and math.isnan(theirs))
     (trained_pair,) = (pair.comparison for pair in facts.paired if pair.label == "trained")
     assert not isinstance(trained_pair, str) and trained_pair.forks == 4
-    assert trained_pair.difference.mean == 0 and not trained_pair.shown
+    assert trained_pair.difference.mean == 0 and not trained_pair.difference.excludes_zero
     page = Page((root / "first" / "compare-again.html").read_text())
     assert "All settings are the same." in page.text and not [tag for tag, _ in page.elements if tag == "script"]
     sources = [attributes.get("src", "") + attributes.get("href", "") for _, attributes in page.elements]
