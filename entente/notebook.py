@@ -94,13 +94,14 @@ class Run:
     @_one_error
     def replay(self, game: str = "latest") -> "Frame":
         """The page of `entente replay` of one game: START_GROUP/FORK as "12/3", "latest", "best", "worst", or a decision's id."""
+        from entente.reports.inspect_rows import Inspector
         from entente.reports.replay_page import replay_html
         from entente.reports.replayed import read_game
         from entente.settings.find_model import model_or_none
 
         root = self.paths.root.parent
         model = model_or_none(self.settings, root, self.paths.root.name)
-        return Frame(replay_html(read_game(self.paths, game, model, self.settings.storage), root))
+        return Frame(replay_html(read_game(Inspector(self.paths, model, self.settings), game), root))
 
     @cached_property
     def _connection(self) -> "DuckDBPyConnection":

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import entente
+from entente.reports.inspect_rows import Inspector
 from entente.reports.replay_page import replay_html
 from entente.reports.replayed import read_game
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, EntenteError, InputError
 from storage.run_sql import connect
 from storage.runs import MODEL_FOLDER, RunPaths
@@ -94,7 +96,7 @@ def ascii_locale() -> Iterator[None]:
 def test_report_and_replay_are_the_pages_of_the_commands_as_frames(stored_run: RunPaths):
     run, root = entente.run("before", runs_root=stored_run.root.parent), stored_run.root.parent
     (model,) = (root / MODEL_FOLDER).glob("tiny-*")
-    assert run.replay("1/2").page == replay_html(read_game(stored_run, "1/2", model), root)
+    assert run.replay("1/2").page == replay_html(read_game(Inspector(stored_run, model, settings_of(stored_run)), "1/2"), root)
     shown = run.report()
     assert shown.page == (stored_run.root / "report.html").read_text(encoding="utf-8")
     (frame,) = (each for kind, each in Page(shown._repr_html_()).elements if kind == "iframe")

@@ -41,6 +41,7 @@ def replay(
 
         entente replay 12/3 --run mine --output game.html
     """
+    from entente.reports.inspect_rows import Inspector
     from entente.reports.replay_page import replay_html
     from entente.reports.replayed import read_game
     from entente.reports.write_page import write_page
@@ -54,7 +55,7 @@ def replay(
         _list(paths, last)
         return
     model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
-    replayed = read_game(paths, game, model, settings.storage)
+    replayed = read_game(Inspector(paths, model, settings), game)
     default = paths.root / f"replay-{replayed.game.name.replace('/', '-')}.html"
     show_page(write_page(output, default, replay_html(replayed, runs_root), "replay"), open=open)
 

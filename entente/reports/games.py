@@ -12,6 +12,8 @@ from typing import Any
 import duckdb
 
 from entente.telemetry.errors import DataError, InputError
+from storage.run_sql import connect
+from storage.runs import RunPaths
 
 LISTED = 12
 _NAME = re.compile(r"(?:(?P<producer>[^/]+)/)?(?P<group>\d+)/(?P<fork>\d+)")
@@ -86,7 +88,12 @@ def games_to_replay(connection: duckdb.DuckDBPyConnection, run: str) -> list[Gam
     raise InputError(f"run '{run}' has played no game yet: there is nothing to replay")
 
 
-def find_game(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
+def find_game(paths: RunPaths, asked: str) -> GameName:
+    with connect(paths.root) as connection:
+        return _find(connection, paths.root.name, asked)
+
+
+def _find(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
     games = games_to_replay(connection, run)
     if asked in _CHOICES:
         return _CHOICES[asked](games)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from entente.decoding.codec import Codec
 from entente.decoding.thinking import Thought, thought_of
@@ -124,8 +125,8 @@ class Inspector:
 
     def __init__(self, paths: RunPaths, model: Path | None, settings: RunSettings, *, most_lag: int | None = None) -> None:
         """`most_lag`: the largest policy lag of any step; None: unknown, so all later ledgers are searched for a decision."""
-        self._paths, self._settings, self._most_lag = paths, settings, most_lag
-        self._codec = None if model is None else Codec(model)
+        self.paths, self._settings, self._most_lag = paths, settings, most_lag
+        self.codec = None if model is None else Codec(model)
         self._last: _Shard | None = None
 
     def decision(self, decision_id: int, shard: str = "") -> Decided:
@@ -136,7 +137,7 @@ class Inspector:
                 if facts["decision_id"] == decision_id:
                     return self._decided(opened, facts)
         raise InputError(
-            f"run '{self._paths.root.name}' has no decision {decision_id}: get ids with entente sql, "
+            f"run '{self.paths.root.name}' has no decision {decision_id}: get ids with entente sql, "
             'as in "select decision_id, phase, power from decisions limit 5"'
         )
 
@@ -155,7 +156,7 @@ class Inspector:
         if not found:
             words = ", ".join(f"{name} {value}" for name, value in asked.items())
             raise InputError(
-                f"run '{self._paths.root.name}' has no group with {words}: list them with entente sql \"from groups\""
+                f"run '{self.paths.root.name}' has no group with {words}: list them with entente sql \"from groups\""
             )
         facts, rows, opened = min(found, key=lambda each: (not each[0]["usable"], -each[0]["return_range"], each[0]["phase"]))
         members = [row | {"advantage": self._advantage(opened, row)} for row in rows]
@@ -201,7 +202,8 @@ class Inspector:
             played.setdefault((group, fork), []).append(phase)
         found = []
         for key in sorted({(row["start_group"], row["fork"]) for row in opened.rows}):
-            rows, boards = self.game_rows(shard, *key), played.get(key, [])
+            rows = [row for row in opened.rows if (row["start_group"], row["fork"]) == key]
+            boards = played.get(key, [])
             found.append(
                 GameName(
                     producer=shard.partition("/")[0],
@@ -219,21 +221,25 @@ class Inspector:
             )
         return found
 
-    def game_rows(self, shard: str, start_group: int, fork: int) -> list[Facts]:
-        """Facts of a game's decisions, with the (step, policy lag) of the steps that used them."""
-        opened = self._open(shard)
-        rows = [row for row in opened.rows if (row["start_group"], row["fork"]) == (start_group, fork)]
-        return [row | {"used": opened.uses.get(row["decision_id"], [])} for row in rows]
+    def played(self, game: GameName) -> tuple[list[Facts], list[Facts]]:
+        """The phases of a game, in order; and its decisions: all columns, the facts, and the (step, policy lag) of each use."""
+        opened, key = self._open(game.shard), (game.start_group, game.fork)
+        facts = [row for row in opened.rows if (row["start_group"], row["fork"]) == key]
+        columns = opened.decisions.take([row["row"] for row in facts]).to_pylist()
+        decisions = [
+            whole | row | {"used": opened.uses.get(row["decision_id"], [])} for whole, row in zip(columns, facts, strict=True)
+        ]
+        return phases_of(opened.phases, game), decisions
 
     def _open(self, name: str) -> _Shard:
         if self._last is None or self._last.name != name:
-            path = self._paths.shards / name
+            path = self.paths.shards / name
             if name.count("/") != 1 or ".." in name or not SHARD_NAME.fullmatch(path.name):
-                raise InputError(f"'{name[:100]}' names no shard of run '{self._paths.root.name}'")
+                raise InputError(f"'{name[:100]}' names no shard of run '{self.paths.root.name}'")
             decisions, how = open_shard(path), self._settings.storage
             facts = decision_facts(decisions, name, how.reward_weights, how.discount)
             self._last = _Shard(name=name, decisions=decisions, facts=facts, phases=open_phases(path, decisions))
-        if (steps := recorded_steps(self._paths)) != self._last.steps:
+        if (steps := recorded_steps(self.paths)) != self._last.steps:
             self._last.uses, self._last.steps = self._uses(self._last.facts, steps), steps
         return self._last
 
@@ -245,7 +251,7 @@ class Inspector:
             return uses
         last = int(versions.max()) + 1 + self._most_lag if self._most_lag is not None else None
         for step in steps:
-            if versions.min() < step and (last is None or step <= last) and (rows := read_ledger(self._paths, step)) is not None:
+            if versions.min() < step and (last is None or step <= last) and (rows := read_ledger(self.paths, step)) is not None:
                 for decision, lag in zip(rows["decision_id"].to_pylist(), rows["policy_lag"].to_pylist(), strict=True):
                     if decision in own:
                         uses.setdefault(decision, []).append((step, lag))
@@ -253,8 +259,8 @@ class Inspector:
 
     def _shards_with(self, decision_id: int) -> Iterator[str]:
         """Newest first; reads one column without checks, which opening the shard makes."""
-        for name in reversed(shard_names(self._paths)):
-            if not (path := self._paths.shards / name).is_file():  # opening a pipe would wait for a writer
+        for name in reversed(shard_names(self.paths)):
+            if not (path := self.paths.shards / name).is_file():  # opening a pipe would wait for a writer
                 continue
             try:
                 with pa.memory_map(str(path)) as file:
@@ -265,12 +271,12 @@ class Inspector:
 
     def _shards_of(self, start_group: int) -> list[str]:
         """Of each producer, the last shard that begins at or before the start group."""
-        last = {name.split("/")[0]: name for name in shard_names(self._paths) if int(Path(name).stem) <= start_group}
+        last = {name.split("/")[0]: name for name in shard_names(self.paths) if int(Path(name).stem) <= start_group}
         return list(last.values())
 
     def _advantage(self, opened: _Shard, facts: Facts) -> float | None:
         used = opened.uses.get(facts["decision_id"])
-        if used and (rows := read_ledger(self._paths, used[0][0])) is not None:
+        if used and (rows := read_ledger(self.paths, used[0][0])) is not None:
             groups = np.asarray(rows["advantage_group"])
             if not (groups < 0).any():
                 advantages = advantages_of(np.asarray(rows["return"]), groups, self._settings.training)
@@ -282,14 +288,13 @@ class Inspector:
         return float(values[[row["decision_id"] for row in group].index(facts["decision_id"])])
 
     def _decided(self, opened: _Shard, facts: Facts) -> Decided:
-        row, codec = opened.decisions.slice(facts["row"], 1).to_pylist()[0], self._codec
+        row, codec = opened.decisions.slice(facts["row"], 1).to_pylist()[0], self.codec
         prompt, completion = row["input_ids"][: row["prompt_len"]], row["input_ids"][row["prompt_len"] :]
         logprobs = row["behaviour_logprobs"]
         thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], codec)
         n_thought = thought.tokens if thought else 0
         legal = [None] * n_thought + np.diff(row["legal_offsets"]).tolist()[n_thought:]
-        odds = [None] * len(row["orders"]) if codec is None else odds_of_orders(row, (codec.separator_id, codec.eos_id))
-        played = opened.phase(facts)
+        odds, played = odds_of_orders(row, codec), opened.phase(facts)
         return Decided(
             facts=facts,
             prompt=self._text(prompt),
@@ -307,7 +312,15 @@ class Inspector:
         )
 
     def _text(self, ids: list[int]) -> str:
-        return "".join(f"⟨{token}⟩" for token in ids) if self._codec is None else self._codec.decode(ids)
+        return "".join(f"⟨{token}⟩" for token in ids) if self.codec is None else self.codec.decode(ids)
+
+
+def phases_of(phases: pa.Table, game: GameName) -> list[Facts]:
+    """The phases of a game among those of its shard, in order. Raises InputError if there are none."""
+    own = phases.filter((pc.field("start_group") == game.start_group) & (pc.field("fork") == game.fork)).to_pylist()
+    if not own:
+        raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")
+    return sorted(own, key=lambda row: row["phase_index"])
 
 
 def _group_facts(rows: list[Facts]) -> Facts:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from entente.decoding.codec import Codec
 from entente.decoding.thinking import thought_length
 
 
@@ -24,9 +25,10 @@ class OrderOdds:
         return math.exp(self.logprob)
 
 
-def odds_of_orders(row: Mapping[str, Any], ends: Collection[int]) -> list[OrderOdds | None]:
-    """Of each order, given the thought; None if the completion cannot be split into orders. `ends`: ids that end a line."""
+def odds_of_orders(row: Mapping[str, Any], codec: Codec | None) -> list[OrderOdds | None]:
+    """Of each order, given the thought; None if the completion cannot be split into orders, as without a tokenizer."""
     thought, orders = thought_length(row["legal_ids"], row["legal_offsets"]), len(row["orders"])
+    ends = () if codec is None else (codec.separator_id, codec.eos_id)
     completion = row["input_ids"][row["prompt_len"] + thought :]
     lines = odds_by_line(completion, row["behaviour_logprobs"][thought:], row["legal_offsets"][thought:], ends)
     if thought:
@@ -37,6 +39,7 @@ def odds_of_orders(row: Mapping[str, Any], ends: Collection[int]) -> list[OrderO
 def odds_by_line(
     completion: Sequence[int], logprobs: Sequence[float], legal_offsets: Sequence[int], ends: Collection[int]
 ) -> list[OrderOdds]:
+    """`ends`: ids that end a line."""
     odds, logprob, choices = [], 0.0, 0
     for place, (token, sampled) in enumerate(zip(completion, logprobs, strict=True)):
         if legal_offsets[place + 1] - legal_offsets[place] > 1:

@@ -3,32 +3,26 @@
 Works while the run trains. All figures are stored or follow from stored ones; no model is called."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from entente.decoding.codec import Codec
 from entente.decoding.thinking import thought_of
 from entente.evaluation.what_if import OrderSets, RecordedPosition
 from entente.game.board import Board
 from entente.game.snapshot import POWERS, make_snapshot
 from entente.reports.games import GameName, find_game
+from entente.reports.inspect_rows import Inspector, phases_of
 from entente.reports.order_odds import OrderOdds, odds_of_orders
 from entente.telemetry.errors import InputError
 from storage import played_games
 from storage.arrow_files import COMPONENTS
-from storage.run_sql import connect
 from storage.runs import RunPaths
-from storage.settings import StorageSettings
 from storage.shards import open_phases, open_shard
 
 _COLUMNS = ("decision_id", "policy_version", "thought", "logprob", "return", "status", "reason")
-"""Of the view `decisions`; `logprob` covers the orders given the thought."""
+"""Of a decision; `logprob` covers the orders given the thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,81 +58,51 @@ class ReplayedGame:
     """False without the tokenizer."""
 
 
-def read_game(paths: RunPaths, asked: str, model: Path | None, storage: StorageSettings | None = None) -> ReplayedGame:
-    with connect(paths.root, storage) as connection:
-        game = find_game(connection, paths.root.name, asked)
-        facts = _decisions(connection, game)
-    return replay_game(paths, game, facts, model)
+def read_game(rows: Inspector, asked: str) -> ReplayedGame:
+    return replay_game(rows, find_game(rows.paths, asked))
 
 
-def replay_game(paths: RunPaths, game: GameName, rows: Sequence[dict[str, Any]], model: Path | None) -> ReplayedGame:
-    """`rows`: of the view `decisions`, with the list `used` of (step, policy lag)."""
-    facts = {(row["phase_index"], row["power"]): row for row in rows}
-    decisions, phases = _rows_of(paths, game)
-    codec = None if model is None else Codec(model)
-    ends = frozenset() if codec is None else frozenset((codec.separator_id, codec.eos_id))
+def replay_game(rows: Inspector, game: GameName) -> ReplayedGame:
+    phases, decisions = rows.played(game)
     for row in decisions:
         completion, logprobs = row["input_ids"][row["prompt_len"] :], row["behaviour_logprobs"]
-        thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], codec)
-        facts[row["phase_index"], row["power"]] |= {
-            "orders_drawn": row["orders"],
-            "odds": odds_of_orders(row, ends),
+        thought = thought_of(completion, logprobs, row["legal_ids"], row["legal_offsets"], rows.codec)
+        row |= {
+            "odds": odds_of_orders(row, rows.codec),
             "thought": thought,
             "logprob": sum(logprobs[thought.tokens if thought else 0 :]),
         }
+    by_place = {(row["phase_index"], row["power"]): row for row in decisions}
     return ReplayedGame(
-        run=paths.root.name,
+        run=rows.paths.root.name,
         game=game,
-        phases=tuple(_played_phase(row, facts) for row in phases),
+        phases=tuple(_played_phase(row, by_place) for row in phases),
         opponents=decisions[0]["opponents"],
         game_id=decisions[0]["game_id"],
         ended=decisions[0]["ended"],
-        has_odds=bool(ends),
+        has_odds=rows.codec is not None,
     )
-
-
-def _decisions(connection: duckdb.DuckDBPyConnection, game: GameName) -> list[dict[str, Any]]:
-    question = """
-        SELECT d.*, (
-            SELECT list((b.step, b.policy_lag) ORDER BY b.step) FROM batches AS b WHERE b.decision_id = d.decision_id
-        ) AS used
-        FROM decisions AS d WHERE d.shard = ? AND d.start_group = ? AND d.fork = ?
-    """
-    rows = connection.sql(question, params=[game.shard, game.start_group, game.fork]).to_arrow_table().to_pylist()
-    return [row | {"used": [tuple(pair.values()) for pair in row["used"] or ()]} for row in rows]
-
-
-def _rows_of(paths: RunPaths, game: GameName) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    path = paths.shards / game.shard
-    decisions = open_shard(path)
-    phases = open_phases(path, decisions)
-    rows = _of_game(phases, game)
-    if not rows:
-        raise InputError(f"no position of game {game.name} was recorded, so there is nothing to show: it failed at its start")
-    return _of_game(decisions, game), sorted(rows, key=lambda row: row["phase_index"])
-
-
-def _of_game(table: pa.Table, game: GameName) -> list[dict[str, Any]]:
-    chosen = table.filter((pc.field("start_group") == game.start_group) & (pc.field("fork") == game.fork))
-    return list(chosen.to_pylist())
 
 
 def _played_phase(row: dict[str, Any], facts: Mapping[tuple[int, str], dict[str, Any]]) -> ShownPhase:
     number, ordered, results = row["phase_index"], json.loads(row["orders"] or "{}"), json.loads(row["results"] or "{}")
-    snapshot = make_snapshot(row["position"], row["phase"], source="replay", game_id="", seed=0)
     asked = {power: facts[number, power] for power in POWERS if (number, power) in facts}
     return ShownPhase(
         number=number,
         phase=row["phase"],
-        board=Board.restore(snapshot),
+        board=_board(row),
         orders={power: _orders(ordered[power], results, asked.get(power)) for power in POWERS if ordered.get(power)},
         decisions={power: _decision(row) for power, row in asked.items()},
     )
 
 
+def _board(row: Mapping[str, Any]) -> Board:
+    return Board.restore(make_snapshot(row["position"], row["phase"], source="", game_id="", seed=0))
+
+
 def _orders(ordered: list[str], results: Mapping[str, list[str]], decision: Mapping[str, Any] | None) -> tuple[ShownOrder, ...]:
     sampled: dict[str, list[OrderOdds | None]] = {}  # a power may waive several builds
-    for order, odd in zip(decision["orders_drawn"], decision["odds"], strict=True) if decision else ():
+    for order, odd in zip(decision["orders"], decision["odds"], strict=True) if decision else ():
         sampled.setdefault(order, []).append(odd)
     odds = [sampled[order].pop(0) if sampled.get(order) else None for order in ordered]
     return tuple(
@@ -160,12 +124,12 @@ def _decision(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
-    replayed = read_game(paths, game, None)
-    phases = {
-        phase_row.phase: (phase_row.board, {who: tuple(each.order for each in own) for who, own in phase_row.orders.items()})
-        for phase_row in replayed.phases
-    }
-    return _choose(f"game {replayed.game.name} of run {paths.root.name}", phases, phase)
+    found = find_game(paths, game)
+    path, phases = paths.shards / found.shard, dict[str, tuple[Board, OrderSets]]()
+    for row in phases_of(open_phases(path, open_shard(path)), found):
+        orders = json.loads(row["orders"] or "{}")
+        phases[row["phase"]] = _board(row), {power: tuple(orders[power]) for power in POWERS if orders.get(power)}
+    return _choose(f"game {found.name} of run {paths.root.name}", phases, phase)
 
 
 def position_of_played_game(file: Path, phase: str) -> RecordedPosition:

@@ -16,12 +16,12 @@ from entente.game.snapshot import POWERS
 from entente.inference.memory_plan import size_text
 from entente.reports.compare_page import html_of as compare_html
 from entente.reports.compared import compare_runs
-from entente.reports.games import GameName
+from entente.reports.games import GameName, find_game
 from entente.reports.inspect_rows import Inspector
 from entente.reports.page import Surroundings, commands, owner_of
 from entente.reports.read_run import MetricsFile, RunLine, run_line
 from entente.reports.replay_page import replay_html
-from entente.reports.replayed import read_game, replay_game
+from entente.reports.replayed import replay_game
 from entente.reports.sentences import state
 from entente.reports.write_page import page_template
 from entente.settings.find_model import model_of, model_or_none
@@ -269,19 +269,13 @@ class Viewer:
         }
 
     def game(self, run: str, asked: str, shard: str, fields: dict[str, str], *, message: str = "", confirm: bool = False) -> str:
-        settings, paths = self.settings(run), self.paths(run)
-        model = model_or_none(settings, self.runs_root, run)
-        if shard:
-            with self._rows_lock:
-                rows = self._inspector(run)
-                named = {each.full_name: each for each in rows.games(shard)}
-                if asked not in named:
-                    raise InputError(f"shard {shard[:100]} has no game {asked[:100]}")
-                found = replay_game(
-                    paths, named[asked], rows.game_rows(shard, named[asked].start_group, named[asked].fork), model
-                )
-        else:
-            found = read_game(paths, asked, model, settings.storage)
+        wanted = None if shard else find_game(self.paths(run), asked)
+        with self._rows_lock:
+            rows = self._inspector(run)
+            wanted = wanted or next((each for each in rows.games(shard) if each.full_name == asked), None)
+            if wanted is None:
+                raise InputError(f"shard {shard[:100]} has no game {asked[:100]}")
+            found = replay_game(rows, wanted)
         game, shard = found.game.full_name, found.game.shard
         here, about = self.link("game", run, game=game, shard=shard), self._about("what-if", run, game)
         first = next((each.phase for each in found.phases if each.orders), "")

@@ -14,9 +14,11 @@ from diplomacy.utils.order_results import BOUNCE, CUT, DISBAND, DISLODGED, DISRU
 from entente.cli.replay_game import replay
 from entente.game.board import Board
 from entente.game.snapshot import POWERS
+from entente.reports.inspect_rows import Inspector
 from entente.reports.order_odds import OrderOdds, odds_by_line
 from entente.reports.replay_page import as_data, replay_html
 from entente.reports.replayed import ReplayedGame, _orders, read_game
+from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, InputError
 from storage.arrow_files import COMPONENTS, metadata_of
 from storage.runs import MODEL_FOLDER, RunPaths
@@ -32,7 +34,7 @@ LINE, END = 1, 2
 
 def test_each_of_several_waived_builds_has_its_own_odds():
     odds = [OrderOdds(logprob=logprob, choices=1) for logprob in (-2.0, -0.5, -0.1)]
-    decision = {"orders_drawn": ["A PAR B", "WAIVE", "WAIVE"], "odds": odds}
+    decision = {"orders": ["A PAR B", "WAIVE", "WAIVE"], "odds": odds}
     shown = _orders(["A PAR B", "WAIVE", "WAIVE"], {}, decision)
     assert [order.probability for order in shown] == [each.probability for each in odds]
 
@@ -60,9 +62,13 @@ def model(trained: tuple[dict[str, Any], RunPaths, object]) -> Path:
     return folder
 
 
+def read(paths: RunPaths, name: str, model: Path | None) -> ReplayedGame:
+    return read_game(Inspector(paths, model, settings_of(paths)), name)
+
+
 @pytest.fixture
 def replayed(trained: tuple[dict[str, Any], RunPaths, object], model: Path) -> Callable[[str], ReplayedGame]:
-    return lambda name: read_game(trained[1], name, model)
+    return lambda name: read(trained[1], name, model)
 
 
 def test_what_is_shown_of_every_decision_of_a_game_is_its_row(trained, replayed: Callable[[str], ReplayedGame]):
@@ -145,16 +151,16 @@ def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, 
 
 
 def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path):
-    file = run_folder.shards / read_game(run_folder, "latest", model).game.shard
-    name = read_game(run_folder, "latest", model).game.name
+    file = run_folder.shards / read(run_folder, "latest", model).game.shard
+    name = read(run_folder, "latest", model).game.name
     flip(file)
     with pytest.raises(DataError, match=rf"game {name} cannot be replayed: .*{file.name} has damaged rows"):
-        read_game(run_folder, name, model)
-    assert read_game(run_folder, "latest", model).game.name != name
+        read(run_folder, name, model)
+    assert read(run_folder, "latest", model).game.name != name
 
 
 def test_without_the_tokenizer_boards_are_shown_and_single_orders_have_no_odds(trained, model: Path):
-    with_odds, without = (read_game(trained[1], "0/0", folder) for folder in (model, None))
+    with_odds, without = (read(trained[1], "0/0", folder) for folder in (model, None))
     assert with_odds.has_odds and not without.has_odds
     assert all(
         given.probability is None for phase_row in without.phases for orders in phase_row.orders.values() for given in orders
@@ -177,7 +183,7 @@ def test_the_page_stands_alone_and_a_position_costs_few_bytes(replayed: Callable
 
 def test_a_name_that_looks_like_markup_stays_a_name(run_folder: RunPaths, model: Path):
     strange = RunPaths(run_folder.root.rename(run_folder.root.with_name("a<b>&</script>".replace("/", ""))))
-    html = replay_html(read_game(strange, "0/0", model), strange.root.parent)
+    html = replay_html(read(strange, "0/0", model), strange.root.parent)
     assert Page(html).elements and "<b>" not in html
 
 
@@ -273,7 +279,7 @@ def test_a_browser_shows_thoughts_as_text(browser: Any, stored_run: RunPaths, tm
     wicked = "Take BER.\n</script><img src=x onerror=alert(1)> & hold \x1b[2J" + 40 * "verylongword"
     add_thoughts(stored_run, [("", False), (wicked, True), ("Hold.", False)])
     (model,) = (stored_run.root.parent / MODEL_FOLDER).glob("tiny-*")
-    game, file = read_game(stored_run, "0/1", model), tmp_path / "game.html"
+    game, file = read(stored_run, "0/1", model), tmp_path / "game.html"
     file.write_text(replay_html(game, Path("runs")))
     page = browser.new_page(viewport={"width": 390, "height": 900})
     complaints, _ = overheard(page)
