@@ -1,16 +1,14 @@
 """The page of a game in the browser: the map, and the game as JSON, which `play.js` renders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from entente.game.board import Board
 from entente.game.snapshot import POWERS
 from entente.live_games.game import HUMAN, PlayedGame, Turn
 from entente.reports.replay_page import map_context, places, position_data, script_json, short
 from entente.reports.write_page import page_template
-from storage.played_games import SavedProposal
 
 
 def page_html(game: PlayedGame, players: Sequence[str], key: str, nonce: str, file: str = "") -> str:
@@ -38,6 +36,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
     """The game as JSON for the page; powers are indices into POWERS."""
     waits = game.waits_for
     legal = game.board.legal_orders()
+    now = Turn(board=game.board, orders={}, results={}, probabilities={}, proposals={})
     return {
         "revision": game.revision,
         "deciding": game.is_deciding,
@@ -45,7 +44,7 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
         "watched": not game.people,
         "waits": [POWERS.index(power) for power in waits],
         "given": [POWERS.index(power) for power in game.pending],
-        "phases": [*map(_played, game.turns), _position(game.board, {}, {}, {}, {})],
+        "phases": [*map(_played, game.turns), _phase(now)],
         "legal": {
             POWERS.index(power): {
                 "kind": legal[power].kind.value,
@@ -58,23 +57,12 @@ def as_data(game: PlayedGame) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1024)
-def _played(turn: Turn) -> dict[str, Any]:
-    return _position(turn.board, turn.orders, turn.results, turn.probabilities, turn.proposals)
-
-
-def _position(
-    board: Board,
-    orders: Mapping[str, Sequence[str]],
-    results: Mapping[str, Sequence[str]],
-    probabilities: Mapping[str, float],
-    proposals: Mapping[str, Sequence[SavedProposal]],
-) -> dict[str, Any]:
+def _phase(turn: Turn) -> dict[str, Any]:
     ordered = {
-        POWERS.index(power): [[order, list(results.get(" ".join(order.split(" ", 2)[:2]), ()))] for order in own]
-        for power, own in orders.items()
+        POWERS.index(power): [[order, list(turn.results.get(" ".join(order.split(" ", 2)[:2]), ()))] for order in own]
+        for power, own in turn.orders.items()
     }
-    sure = {POWERS.index(power): short(value) for power, value in probabilities.items()}
+    sure = {POWERS.index(power): short(value) for power, value in turn.probabilities.items()}
     tried = {
         POWERS.index(power): [
             {
@@ -85,6 +73,9 @@ def _position(
             }
             for each in sorted(candidates, key=lambda each: -each.value)
         ]
-        for power, candidates in proposals.items()
+        for power, candidates in turn.proposals.items()
     }
-    return position_data(board) | {"orders": ordered, "sure": sure, "tried": tried}
+    return position_data(turn.board) | {"orders": ordered, "sure": sure, "tried": tried}
+
+
+_played = lru_cache(maxsize=1024)(_phase)
