@@ -7,7 +7,7 @@ of armies are dropped. The rest of the game's state is as at its start, without 
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -95,12 +95,17 @@ def contested_in(phase: Any) -> set[str]:
 
 def check_variant(named: Mapping[str, Any], what: str) -> None:
     """Raise an InputError if this program does not support the map or the rules of a game or a state."""
-    if (named.get("map") or MAP) != MAP:
-        raise InputError(f"{what} is on the map {named['map']!r}, and only {MAP!r} is played here: leave it out")
     rules = named.get("rules") or []
-    unknown = sorted(set(map(str, rules if isinstance(rules, list) else [rules])) - RULES)
-    if unknown:
-        raise InputError(f"{what} has the rule {unknown[0]}, which is not played here: leave it out")
+    if why := variant_refusal(named.get("map") or MAP, map(str, rules if isinstance(rules, list) else [rules])):
+        raise InputError(f"{what} {why}: leave it out")
+
+
+def variant_refusal(map_name: Any, rules: Iterable[str]) -> str:
+    """Why no game on this map by these rules is played here, a predicate for its name; empty if it is."""
+    if map_name != MAP:
+        return f"is on the map {map_name!r}, and only {MAP!r} is played here"
+    unknown = sorted(set(rules) - RULES)
+    return f"has the rule {unknown[0]}, which is not played here" if unknown else ""
 
 
 def _by_power(state: Mapping[str, Any], part: str) -> list[tuple[str, Any]]:

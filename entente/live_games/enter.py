@@ -19,9 +19,8 @@ from pathlib import Path
 
 from entente.game.board import OVER, Board
 from entente.game.legal import LegalOrders
-from entente.game.positions import RULES, board_of_state
+from entente.game.positions import board_of_state, variant_refusal
 from entente.game.recorded import last_recorded_orders
-from entente.game.rules import MAP
 from entente.game.server_client import (
     ForeignServerError,
     JoinedGame,
@@ -302,8 +301,5 @@ def check_game(entry: Entry, listing: ServerGame) -> None:
 
 def _refusal(listing: ServerGame) -> str:
     """Why the game cannot be played, a predicate for its name; empty if it can."""
-    if listing.map != MAP:
-        return f"is on the map '{listing.map}', and only '{MAP}' is played here"
-    if unknown := sorted(set(listing.rules) - RULES):
-        return f"has the rule {unknown[0]}, which is not played here"
-    return "was canceled on the server" if listing.status == "canceled" else ""
+    canceled = "was canceled on the server" if listing.status == "canceled" else ""
+    return variant_refusal(listing.map, listing.rules) or canceled
