@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Qwen2Config
 
 from benchmarks.trainer_cases import Case, made_up_batch, model_of, stir_adapter
 from entente.telemetry.errors import TrainingError
@@ -18,17 +17,9 @@ from entente.training.trainer import Trainer
 from entente.training.update import LEAST_TOKENS, Updater
 from storage.ledger import read_ledger
 from storage.settings import StorageSettings
+from tests.training.parallel_worker import CONFIG
 from tests.training.whole_step import whole_step
 
-CONFIG = Qwen2Config(
-    vocab_size=512,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    max_position_embeddings=4096,
-)
 CASE = Case(positions=4, forks=4, own=60, completion=12, spread=0.3)
 
 
