@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.decode_cases import Case, FreshPrefixes, RunInputs, record_step, requests_for, sample
-from benchmarks.outcome import Outcome, Target, check_rounds
+from benchmarks.outcome import Outcome, Target
 from entente.decoding.codec import Codec
 from entente.decoding.table_builder import TableBuilder
 from entente.game.legal import LegalOrders
@@ -43,7 +43,6 @@ RATES_AT = (1, 8, 32, 64, 128)
 
 
 def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs) -> Outcome:
-    check_rounds(rounds)
     return asyncio.run(_measure(model, inputs, rounds=rounds))
 
 

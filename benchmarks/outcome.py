@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError
 from entente.telemetry.machine import environment
 
 
@@ -46,11 +46,6 @@ class Outcome:
             "ok": self.ok,
             "machine": environment(),
         }
-
-
-def check_rounds(rounds: int) -> None:
-    if rounds < 1:
-        raise InputError(f"There is nothing to measure in {rounds} rounds: use at least 1.")
 
 
 def timed(work: Callable[[], Any], clock: Callable[[], float] = lambda: time.process_time()) -> tuple[float, Any]:

@@ -19,7 +19,7 @@ from transformers import Qwen3Config
 
 from benchmarks.entente_run import short_run
 from benchmarks.laptop_run import model_of, record_rows
-from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds
+from benchmarks.outcome import Outcome, Target, cpu_seconds
 from benchmarks.padded_rows import differences
 from benchmarks.trainer_arms import Steps, random_steps, update_rows
 from benchmarks.trainer_cases import CASES, TINY, TINY_32K, Case, made_up_batch
@@ -52,10 +52,9 @@ PROCESSES = "two_processes"
 """Opt-in, because it needs two free cores."""
 
 
-def check_wanted(only: Collection[str], repeats: int, model: str) -> None:
-    """Raises InputError if `repeats` is below 1, a name in `only` is unknown, or `inference.model` is not the tiny one."""
+def check_wanted(only: Collection[str], model: str) -> None:
+    """Raises InputError if a name in `only` is unknown, or `inference.model` is not the tiny one."""
     known = (RECORDED, *CASES, *CHECKS, PROCESSES)
-    check_rounds(repeats)
     if unknown := sorted(set(only) - set(known)):
         raise InputError(f"The trainer benchmark measures no '{unknown[0]}', but {', '.join(known)}.")
     if model != "tiny" and (RECORDED in only or not only):
@@ -79,7 +78,7 @@ def bench_trainer(
         with one_thread():
             metrics = rate_figures(model, repeats=repeats, seed=seed)
         return Outcome(benchmark=f"trainer, {model.name}", metrics=metrics, targets={"rate_share": TARGETS["rate_share"]})
-    check_wanted(only, repeats, settings.inference.model)
+    check_wanted(only, settings.inference.model)
     wanted = [name for name in (RECORDED, *CASES, *CHECKS, PROCESSES) if name in (only or (RECORDED, *CASES, *CHECKS))]
     metrics: dict[str, float] = {}
     with one_thread():

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.laptop_run import model_of, record_rows
-from benchmarks.outcome import Outcome, Target, check_rounds, cpu_seconds, require_result
+from benchmarks.outcome import Outcome, Target, cpu_seconds, require_result
 from entente.settings.find_model import TINY
 from entente.settings.run_settings import RunSettings
 from entente.telemetry.errors import EntenteError, InputError
@@ -54,9 +54,8 @@ def trl_settings(model: Path, training: TrainingSettings, rows_each: Sequence[in
 
 
 def bench_peers(settings: RunSettings, arguments: Sequence[str], trl_python: Path, *, rounds: int = 5) -> Outcome:
-    """The ratio, seconds of each arm, and the size of the step. Raises InputError if `rounds` is below 1 or there is no such
-    environment, and DataError if TRL's arm trained on other rows."""
-    check_rounds(rounds)
+    """The ratio, seconds of each arm, and the size of the step. Raises InputError if there is no such environment, and
+    DataError if TRL's arm trained on other rows."""
     check_python(trl_python)
     batch, advantages = record_rows(settings, arguments)
     # TRL's program does so, also beside a card: CPU seconds of a card's step are those of starting its kernels.

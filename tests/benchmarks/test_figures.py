@@ -58,16 +58,10 @@ def test_a_target_holds_up_to_its_bound(target: Target, holds: list[float], miss
     assert all(target.holds(value) for value in holds) and not any(target.holds(value) for value in misses)
 
 
-@pytest.mark.parametrize(
-    "bench",
-    [
-        pytest.param(lambda: bench_game(phases=0), id="game"),
-        pytest.param(lambda: bench_storage(rounds=0), id="storage"),
-    ],
-)
-def test_nothing_to_measure_is_the_users_mistake(bench):
-    with pytest.raises(InputError, match=r"nothing to measure|measure nothing"):
-        bench()
+@pytest.mark.parametrize("scale", [0.001, 2.0])
+def test_nothing_to_measure_is_the_users_mistake(scale: float):
+    with pytest.raises(InputError, match="nothing to measure"):
+        bench_storage(scale=scale)
 
 
 def test_the_last_line_is_one_object_and_a_missed_target_no_failure(capsys, monkeypatch: pytest.MonkeyPatch):
