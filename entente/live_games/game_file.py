@@ -41,7 +41,7 @@ class GameFile:
 
 
 def open_game(stored: SavedGame, players: Players, file: Path) -> PlayedGame:
-    """The game at its last position. Raises InputError if a player is missing, or the stored orders are not legal."""
+    """The game at its last position. Raises InputError if it lacks a power, or the stored orders are not legal."""
     game = PlayedGame(stored.name, stored.seats, players, seed=stored.seed, years=stored.years)
     for turn in stored.turns:
         if turn.phase != game.board.phase:
