@@ -117,11 +117,14 @@ def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "", spell: Callable[[str], str] = str) -> dict[str, Any]:
-    """Values by dotted name."""
+    """Values by dotted name; raises ValueError if `tree` has a name both in a table and as one dotted key."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = prefix + spell(key)
-        flat |= leaves(value, f"{name}.", spell) if isinstance(value, Mapping) else {name: value}
+        below = leaves(value, f"{name}.", spell) if isinstance(value, Mapping) else {name: value}
+        if twice := sorted(flat.keys() & below.keys()):
+            raise ValueError(f"{twice[0]} is given twice: give it once")
+        flat |= below
     return flat
 
 

@@ -75,6 +75,7 @@ def test_the_folder_of_runs_is_that_of_the_settings_unless_another_is_named(tmp_
         ("seeds = [0]\n[settings]\npipeline.buffer_depth = [0, 1]", "threads in different runs"),
         ("seeds = [0]\n[settings]\nevaluation.horizon_years = [1, 2]", "measured alike"),
         ("seeds = [0]\n[settings]\ntraining.learning_rate = [1e-3, 1e-3]", "or one twice"),
+        ('seeds = [0]\n[settings]\ntraining.lora_rank = [8]\n"training.lora_rank" = [4]', "training.lora_rank is given twice"),
         ('seeds = [0]\n[settings]\ntraining.learning_rate = [0, "fast"]', "training.learning_rate"),
     ],
 )
