@@ -20,7 +20,7 @@ from entente.decoding.table_builder import TableBuilder
 from entente.game.legal import LegalOrders
 from entente.inference.choose_engine import choose_engine
 from entente.inference.engine import Engine
-from entente.inference.legal_admission import TableCache
+from entente.inference.legal_admission import encode_table
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_wire import throwaway_request
 from entente.players.policy import Tokens
@@ -89,12 +89,12 @@ def table_ms(tokens: Tokens, warm_up: Sequence[LegalOrders], asked: Sequence[Leg
     """CPU milliseconds per table: mean over `asked`, median over rounds. `warm_up` fills the cache of encoded orders."""
     spent = []
     for _ in range(rounds):
-        builder, known = TableBuilder(tokens.codec), TableCache()
+        builder = TableBuilder(tokens.codec)
         for legal in warm_up:
-            known.decode(known.encode(builder.table(legal)))
+            encode_table(builder.table(legal))
         began = time.process_time()
         for legal in asked:
-            known.decode(known.encode(builder.table(legal)))
+            encode_table(builder.table(legal))
         spent.append(time.process_time() - began)
     return 1e3 * median(spent) / len(asked)
 

@@ -41,21 +41,18 @@ class ThoughtRule:
     def legal_set(self) -> np.ndarray:
         return open_set(self.excluded, self.end)
 
-    def check(self, first: np.ndarray, last: np.ndarray, vocabulary_size: int | None) -> None:
+    def check(self, first: np.ndarray, last: np.ndarray) -> None:
         """Check the rule of a received table.
 
         Args:
             first: token ids allowed at node 0, which must be the end marker alone.
             last: token ids that end a completion, which must be excluded.
-            vocabulary_size: ids must be below this; None: not checked.
 
         Raises:
             DataError: the message names the violation.
         """
         if self.budget < 1:
             raise DataError(f"legal table has a thought of {self.budget} tokens: it must be at least 1")
-        if self.end < 1 or (vocabulary_size is not None and self.end > vocabulary_size):
-            raise DataError(f"legal table has a thought of ids below {self.end}, outside the vocabulary of {vocabulary_size}")
         ascends = all(low < high for low, high in pairwise((-1, *self.excluded, self.end)))
         if not self.excluded or not ascends or not np.isin(last, self.excluded).all():
             raise DataError(f"legal table excludes tokens {self.excluded} from its thought, but another one ends its completions")
@@ -78,13 +75,7 @@ class LegalTable:
     thought: ThoughtRule | None = None
     _bytes: bytes | None = field(default=None, repr=False, compare=False)
     """Cached `to_bytes`: forks send the same table many times."""
-    _sound: bool = field(default=False, repr=False, compare=False)
-    """True if the builder made the table or `from_bytes` checked it."""
     _forced: dict[int, tuple[list[int], int]] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def is_sound(self) -> bool:
-        return self._sound
 
     @property
     def start(self) -> int:
@@ -111,9 +102,9 @@ class LegalTable:
         return data
 
     @classmethod
-    def from_bytes(cls, data: bytes, vocabulary_size: int | None = None) -> "LegalTable":
-        """Read and check a table; token ids must be below `vocabulary_size` (None: not checked). Raises DataError if it is not a
-        complete, acyclic table over the vocabulary."""
+    def from_bytes(cls, data: bytes) -> "LegalTable":
+        """Read and check a table; whoever samples by it compares `largest_id` with the vocabulary. Raises DataError if it is not
+        a complete, acyclic table."""
         if len(data) < 16 or len(data) % 4:
             raise DataError(f"legal table of {len(data)} bytes is incomplete")
         values = np.frombuffer(data, "<i4")
@@ -138,19 +129,19 @@ class LegalTable:
         source = np.repeat(np.arange(nodes), sizes)
         if not np.all((nexts == END) | ((nexts > source) & (nexts < nodes))):
             raise DataError("legal table has an edge to an earlier node or outside the table")
-        if (ids < 0).any() or (vocabulary_size is not None and (ids >= vocabulary_size).any()):
-            raise DataError(f"legal table allows a token outside the vocabulary of {vocabulary_size}")
+        if (ids < 0).any():
+            raise DataError("legal table allows a token below 0")
         if ((np.diff(ids) <= 0) & (source[1:] == source[:-1])).any():
             raise DataError("legal table has a node whose allowed tokens are not in rising order")
         thought = None
         if form == _FORMAT_WITH_THOUGHT:
             budget, end, _, *excluded = (int(v) for v in values[4:head])
             thought = ThoughtRule(budget=budget, end=end, excluded=tuple(excluded))
-            thought.check(ids[: offsets[1]], ids[nexts == END], vocabulary_size)
+            thought.check(ids[: offsets[1]], ids[nexts == END])
         deepest = _longest_path(offsets, nexts) + (thought.budget if thought else 0)
         if longest != deepest:
             raise DataError(f"legal table claims a longest completion of {longest} tokens, but has one of {deepest}")
-        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, thought=thought, _bytes=data, _sound=True)
+        return cls(offsets=offsets, token_ids=ids, next_nodes=nexts, longest=longest, thought=thought, _bytes=data)
 
     def allowed(self, state: int) -> np.ndarray:
         """The legal set at `state`, int32: its ids, sorted, or in a thought an open set (`entente/decoding/open_set.py`)."""

@@ -85,7 +85,6 @@ class TableBuilder:
             next_nodes=next_nodes,
             longest=longest + (rule.budget if rule else 0),
             thought=rule,
-            _sound=True,
         )
 
     def _rows(self, lines: Sequence[str], is_last: bool) -> list[int]:

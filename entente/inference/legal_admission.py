@@ -9,7 +9,7 @@ each is checked once. An exception in the engine's loop would leave the request 
 
 import binascii
 from base64 import b64decode, b64encode
-from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from entente.decoding.legal_table import END, LegalTable
@@ -27,37 +27,18 @@ SAMPLING_KEY = "legal_sampling"
 _HOTTEST = 1e30
 
 
-class TableCache:
-    def __init__(self, size: int = 4096) -> None:
-        self._size = size
-        self._tables: OrderedDict[str, LegalTable] = OrderedDict()
-
-    def encode(self, table: LegalTable) -> str:
-        """Text of `table`; a checked table is cached, so `decode` returns the same object."""
-        text = b64encode(table.to_bytes()).decode()
-        if table.is_sound:
-            self._put(text, table)
-        return text
-
-    def decode(self, text: str) -> LegalTable:
-        table = self._tables.get(text)
-        if table is None:
-            try:
-                data = b64decode(text, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise DataError(f"{TABLE_KEY} is not base64 ({error})") from error
-            table = LegalTable.from_bytes(data)
-        self._put(text, table)
-        return table
-
-    def _put(self, text: str, table: LegalTable) -> None:
-        self._tables[text] = table
-        self._tables.move_to_end(text)
-        if len(self._tables) > self._size:
-            self._tables.popitem(last=False)
+def encode_table(table: LegalTable) -> str:
+    return b64encode(table.to_bytes()).decode()
 
 
-table_cache = TableCache()
+@lru_cache(maxsize=4096)
+def decode_table(text: str) -> LegalTable:
+    """The checked table of `text`; the same object each time. Raises DataError for a text that is none."""
+    try:
+        data = b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{TABLE_KEY} is not base64 ({error})") from error
+    return LegalTable.from_bytes(data)
 
 
 def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
@@ -69,7 +50,7 @@ def admit(parameters: "SamplingParams", vocabulary_size: int | None) -> None:
     if not isinstance(text, str):
         raise ValueError(f"{TABLE_KEY} must be base64 text, not {type(text).__name__}")
     try:
-        table = table_cache.decode(text)
+        table = decode_table(text)
     except DataError as error:
         raise ValueError(str(error)) from error
     if vocabulary_size is not None and table.largest_id >= vocabulary_size:
@@ -109,7 +90,7 @@ def admitted_table(parameters: "SamplingParams", vocabulary_size: int) -> LegalT
     know, is dropped: the request runs unconstrained, and the client rejects its completion as illegal."""
     text = (parameters.extra_args or {}).get(TABLE_KEY)
     try:
-        table = None if text is None else table_cache.decode(text)
+        table = None if text is None else decode_table(text)
     except (DataError, TypeError):
         return None
     return None if table is None or table.largest_id >= vocabulary_size else table

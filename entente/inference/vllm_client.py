@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from entente.decoding.legal_table import END
 from entente.decoding.model_files import read_config
 from entente.inference.engine import Engine, EngineStats
 from entente.inference.server_arguments import start_limit_s
@@ -81,7 +80,8 @@ class VllmClient(Engine):
             self._tasks.append(asyncio.create_task(self._attend(server)))
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        policy, length = self._find(request), len(request.prompt_ids) + request.table.longest
+        self._find(request)  # so that a request for a version that is gone is not counted
+        length = len(request.prompt_ids) + request.table.longest
         if length > self._settings.max_model_length:
             raise EngineError(
                 f"request '{request.request_id}' needs {length} tokens but max_model_length is "
@@ -94,14 +94,11 @@ class VllmClient(Engine):
                 "it was made for another model"
             )
         self._counts["requests"] += 1
-        if request.table.is_sound and request.table.forced(request.table.start)[1] == END:  # nothing to sample
-            tokens = np.array(request.table.forced(0)[0], np.int32)
-            logprobs = np.zeros(len(tokens), np.float32)
-            return self._counted(request, Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name), 0)
         self._counts["running"] += 1
         try:
             generation = await self._sample(request)
-            return self._counted(request, generation, len(generation.token_ids) - len(forced_prefix(request.table)[0]))
+            self._count(request, generation)
+            return generation
         finally:
             self._counts["running"] -= 1
 
@@ -207,17 +204,16 @@ class VllmClient(Engine):
             raise call.reason
         return call.task.result()
 
-    def _counted(self, request: GenerationRequest, generation: Generation, passed: int) -> Generation:
-        """`passed`: tokens that used a forward pass: a server computes forced tokens too, except those at the start."""
+    def _count(self, request: GenerationRequest, generation: Generation) -> None:
         _, offsets = request.table.legal_sets(generation.token_ids.tolist())
         self._counts.update(
             prompt_tokens=len(request.prompt_ids),
             cached_tokens=generation.cached_tokens,
             completion_tokens=len(generation.token_ids),
             forced_tokens=int(np.count_nonzero(np.diff(offsets) == 1)),
-            sampled_tokens=passed,
+            # A server computes forced tokens too, except those at the start.
+            sampled_tokens=len(generation.token_ids) - len(forced_prefix(request.table)[0]),
         )
-        return generation
 
     # -- versions -------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from entente.decoding.legal_table import END, LegalTable
-from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY, table_cache
+from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY, encode_table
 from entente.inference.sampling import seed_array, uniforms
 from entente.records.policy_version import BASE_HASH, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
@@ -32,9 +32,9 @@ def adapter_name(policy: PolicyVersion, base: str) -> str:
 
 def forced_prefix(table: LegalTable) -> tuple[list[int], int]:
     """The forced tokens at the start of every completion, and the node after them. Empty with node 0 if the table starts with a
-    thought, has no branching node or is not checked yet."""
-    head, start = table.forced(0) if table.is_sound and table.thought is None else ([], 0)
-    return ([], 0) if start == END else (head, start)
+    thought or has no branching node."""
+    head, start = table.forced(table.start)
+    return (head, start) if start >= 0 else ([], 0)
 
 
 def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
@@ -51,7 +51,7 @@ def request_body(request: GenerationRequest, model: str, eos_id: int) -> bytes:
         "logprobs": 0,
         "detokenize": False,
         "extra_args": {
-            TABLE_KEY: table_cache.encode(request.table),
+            TABLE_KEY: encode_table(request.table),
             START_KEY: start,
             SAMPLING_KEY: [request.seed, request.temperature],
         },

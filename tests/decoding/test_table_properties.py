@@ -94,7 +94,7 @@ def test_a_table_is_exactly_the_legal_sets_each_spelled_in_one_way(tokens: Token
 @given(legal=legal_orders())
 def test_a_table_read_from_bytes_is_checked_and_equal(tokens: Tokens, legal: LegalOrders):
     table = tokens.tables.table(legal)
-    again = LegalTable.from_bytes(table.to_bytes(), tokens.codec.vocabulary_size)
+    again = LegalTable.from_bytes(table.to_bytes())
     for name in ("offsets", "token_ids", "next_nodes"):
         assert np.array_equal(getattr(again, name), getattr(table, name)) and getattr(again, name).dtype == np.int32
     assert again.longest == table.longest and again.to_bytes() is again.to_bytes() and again.to_bytes() == table.to_bytes()

@@ -130,7 +130,7 @@ def test_a_thought_of_foreign_ids_or_beyond_the_longest_request_is_refused_alone
     for number, changed in enumerate(({"end": 10**6}, {"budget": 10**6})):
         rule = replace(thinking.rule, **changed)
         longest = good[0].table.longest - thinking.rule.budget + rule.budget
-        table = replace(good[0].table, thought=rule, longest=longest, _bytes=None, _sound=False)
+        table = replace(good[0].table, thought=rule, longest=longest, _bytes=None)
         with pytest.raises(EngineError) as refusal:
             run(contender.engine.generate(replace(good[0], request_id=f"{good[0].request_id}/bad {number}", table=table)))
         assert not isinstance(refusal.value, EngineLostError | VersionGoneError)

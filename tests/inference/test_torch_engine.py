@@ -96,14 +96,12 @@ def gaps(folder: Path, requests: Sequence[GenerationRequest], found: Sequence[Ge
 
 def thoughtful(table: LegalTable, budget: int, end: int) -> LegalTable:
     """`table` after a thought of ids below `end`, ended by 150."""
-    return LegalTable.from_bytes(
-        LegalTable(
-            offsets=np.append(0, table.offsets + 1).astype(np.int32),
-            token_ids=np.append(150, table.token_ids).astype(np.int32),
-            next_nodes=np.append(1, np.where(table.next_nodes == END, END, table.next_nodes + 1)).astype(np.int32),
-            longest=budget + 1 + table.longest,
-            thought=ThoughtRule(budget=budget, end=end, excluded=(60, 199)),
-        ).to_bytes()
+    return LegalTable(
+        offsets=np.append(0, table.offsets + 1).astype(np.int32),
+        token_ids=np.append(150, table.token_ids).astype(np.int32),
+        next_nodes=np.append(1, np.where(table.next_nodes == END, END, table.next_nodes + 1)).astype(np.int32),
+        longest=budget + 1 + table.longest,
+        thought=ThoughtRule(budget=budget, end=end, excluded=(60, 199)),
     )
 
 

@@ -321,7 +321,7 @@ def test_a_request_that_always_fails_is_given_up_with_a_sentence(host, servers, 
 def test_a_refused_request_is_not_sent_elsewhere(host, servers, clients, request_for):
     ends = [servers(), servers()]
     client = clients(*ends)
-    table = replace(request_for(0).table, longest=3, _bytes=None, _sound=False)
+    table = replace(request_for(0).table, longest=3, _bytes=None)
     with pytest.raises(EngineError, match="longest completion of 3") as refusal:
         sample(host, client, [request_for(0, table=table)]).result(timeout=20)
     assert not isinstance(refusal.value, EngineLostError) and not any(client.events().values())
@@ -343,7 +343,7 @@ def test_forced_tokens_between_choices_and_certain_ones_count_as_a_server_comput
     (tmp_path / "config.json").write_text('{"vocab_size": 100}')
     client = VllmClient((), InferenceSettings(), tmp_path, None)
     offsets, ids, targets = (np.array(values, np.int32) for values in ([0, 1, 3, 4, 5], [7, 1, 2, 8, 9], [1, 2, 2, 3, -1]))
-    table = LegalTable.from_bytes(LegalTable(offsets=offsets, token_ids=ids, next_nodes=targets, longest=4).to_bytes())
+    table = LegalTable(offsets=offsets, token_ids=ids, next_nodes=targets, longest=4)
     request = GenerationRequest(request_id="certain", prompt_ids=[1, 2], table=table, seed=0)
 
     async def answer(request: GenerationRequest) -> Generation:

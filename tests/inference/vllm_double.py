@@ -6,15 +6,13 @@ It knows of HTTP what the client uses. `tests/flows/test_vllm_servers.py` holds 
 import asyncio
 import itertools
 import json
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from entente.decoding.legal_table import LegalTable
-from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY
+from entente.inference.legal_admission import SAMPLING_KEY, START_KEY, TABLE_KEY, decode_table
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_engine import TorchEngine
 from entente.records.policy_version import version_in
@@ -201,7 +199,7 @@ class VllmDouble:
         self.in_flight += 1
         try:
             await asyncio.sleep(self.delay_s)
-            table = LegalTable.from_bytes(b64decode(extra[TABLE_KEY]), vocabulary_size=10**5)
+            table = decode_table(extra[TABLE_KEY])
             head = table.forced(0)[0] if extra[START_KEY] else []
             assert parameters["max_tokens"] == table.longest - len(head)
             ids = body["token_ids"]
