@@ -12,7 +12,7 @@ from typing import Any
 
 from entente.decoding.model_files import chat_template
 from entente.game.prompts import ChatSetting
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, first_line
 
 Messages = list[dict[str, str]]
 Render = Callable[[Messages, bool], str]
@@ -135,11 +135,7 @@ def _renderer(template: str, values: Mapping[str, Any]) -> Render:
             )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             # A template is a program, so it may raise any of these.
-            raise InputError(f"cannot be used ({_first_line(error)})") from error
+            raise InputError(f"cannot be used ({first_line(error)})") from error
         return text
 
     return render
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

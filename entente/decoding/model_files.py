@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from entente.decoding.weight_files import check_computed, check_not_quantised
 from entente.game.prompts import PromptSettings
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, first_line
 from entente.telemetry.read_file import LARGEST_RESULT, read_json_object, read_text
 
 RECIPE = "recipe.json"
@@ -86,10 +86,9 @@ def hub_config(name: str) -> dict[str, Any]:
 
 
 def _not_confirmed(name: str, error: Exception) -> InputError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return InputError(
         f"model '{name}' is no folder here, so it is taken for a hub id; no copy of it was fetched before, and the hub did "
-        f"not confirm it ({reason}): {_CURE}"
+        f"not confirm it ({first_line(error)}): {_CURE}"
     )
 
 
@@ -110,9 +109,8 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_EXTRAS))
     except Exception as error:
         # The hub client raises many unrelated types (offline, missing, gated); the user's cure is the same.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"model '{name}' is no folder here and could not be downloaded from the hub ({reason}): {_CURE}"
+            f"model '{name}' is no folder here and could not be downloaded from the hub ({first_line(error)}): {_CURE}"
         ) from error
 
 

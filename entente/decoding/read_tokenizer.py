@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from entente.decoding.architectures import FAMILIES
 from entente.decoding.model_files import read_config, read_tokenizer_config
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import InputError, first_line
 
 _STARTED = ("LlamaTokenizer", "GemmaTokenizer")
 """Classes whose models were trained with a start token, unless `add_bos_token` is false. transformers 5 reads it only from
@@ -44,8 +44,9 @@ def read_tokenizer(folder: Path) -> ModelTokenizer:
         loaded = reader.from_pretrained(folder, local_files_only=True)
     except Exception as error:
         # transformers raises many unrelated types for a damaged file; the user's cure is the same.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"the tokenizer of model '{folder}' cannot be read ({reason}): copy or download it again") from error
+        raise InputError(
+            f"the tokenizer of model '{folder}' cannot be read ({first_line(error)}): copy or download it again"
+        ) from error
     tokenizer: Tokenizer = loaded.backend_tokenizer
     tokenizer.no_truncation()
     tokenizer.no_padding()

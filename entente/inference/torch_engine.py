@@ -22,7 +22,7 @@ from entente.inference.torch_model import TorchModel
 from entente.records.policy_version import BASE, BASE_HASH, BASE_VERSION, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.cards import take_cards
-from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError
+from entente.telemetry.errors import EngineError, EngineLostError, VersionGoneError, first_line
 
 _COUNTED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "sampled_tokens", "forced_tokens")
 MAX_RANK = 512
@@ -58,7 +58,7 @@ class TorchEngine(Engine):
         try:
             self._model = await asyncio.to_thread(TorchModel, self._folder, self._settings.dtype, self._device or best_device())
         except (OSError, RuntimeError, ValueError) as error:
-            raise EngineError(f"torch could not load '{self._folder}': {str(error).splitlines()[0]}") from error
+            raise EngineError(f"torch could not load '{self._folder}': {first_line(error)}") from error
         self._positions = max_position(self._folder)
         self._add_batcher(BASE)
 

@@ -57,6 +57,11 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def first_line(error: BaseException) -> str:
+    """Of its message; the type's name if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def first_problem(error: Any) -> str:
     """Place, if it has one, and message of the first error in a ValidationError of pydantic, or in FastAPI's of a request."""
     first = error.errors()[0]

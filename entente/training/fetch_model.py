@@ -22,7 +22,7 @@ from entente.decoding.architectures import read_architecture
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE, chat_template, make_whole, may_be_hub_id, resolve_model
 from entente.decoding.weight_files import WEIGHTS, load_whole, usual_mode
-from entente.telemetry.errors import DiskFullError, InputError
+from entente.telemetry.errors import DiskFullError, InputError, first_line
 from storage.json_files import read_object
 
 OnStage = Callable[[str, int, int], None]
@@ -194,8 +194,9 @@ def _convert(weights: Path, folder: Path) -> None:
         raise
     except Exception as error:
         # The readers raise many unrelated types for a foreign or damaged file; all mean the same to the user.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"'{weights.name}' cannot be read as a language model ({reason}): give another GGUF file") from error
+        raise InputError(
+            f"'{weights.name}' cannot be read as a language model ({first_line(error)}): give another GGUF file"
+        ) from error
     biases, read = (sorted(name for name in names if name.endswith(".bias")) for names in (tensors, model.state_dict()))
     if len(biases) > len(read):  # transformers leaves out those of a llama: no metadata name them
         raise InputError(
