@@ -47,7 +47,7 @@ def bench_decode(*, rounds: int = 5, model: Path, inputs: RunInputs) -> Outcome:
 
 
 async def _measure(model: Path, inputs: RunInputs, *, rounds: int) -> Outcome:
-    engine, tokens = choose_engine(InferenceSettings(), model, name="decode"), Tokens(Codec(model))
+    engine, tokens = choose_engine(InferenceSettings(), model), Tokens(Codec(model))
     await engine.start()
     try:
         reporter().say("measuring whole rollouts")

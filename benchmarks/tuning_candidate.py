@@ -49,7 +49,7 @@ async def _measure(run: RunSettings, settings: InferenceSettings, count: int, ro
     opponents = ",".join(run.rollouts.scripted_opponents) or "mover"
     played = run.model_copy(update={"rollouts": run.rollouts.model_copy(update={"opponents": opponents})})
     groups, tokens = plan_start_groups(positions, 0, played.rollouts), Tokens(Codec(model), run.prompts)
-    engine = choose_engine(settings, model, name="candidate")
+    engine = choose_engine(settings, model)
     await engine.start()
     versions = published_versions(run.paths)
     adapter = read_adapter(run.paths, versions[-1]) if versions else None

@@ -88,7 +88,7 @@ def engine_settings(job: Job) -> InferenceSettings:
 @asynccontextmanager
 async def running(settings: InferenceSettings) -> AsyncIterator[Any]:
     """A started engine; afterwards closes it and waits until its memory is free."""
-    engine: Any = choose_engine(settings, Path(settings.model), name="smoke")
+    engine: Any = choose_engine(settings, Path(settings.model))
     before = _free_bytes()
     await engine.start()
     try:

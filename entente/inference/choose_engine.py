@@ -36,17 +36,17 @@ def engine_here(settings: InferenceSettings, why_named: str = "") -> tuple[Liter
     return kind, f"{_PLACES[kind]}, because {why}"
 
 
-def choose_engine(settings: InferenceSettings, model: Path, *, name: str = "", log: Path | None = None) -> Engine:
+def choose_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None) -> Engine:
     """The engine for the model in the folder `model`, not started, without a supervisor; `log`: log file of vLLM's server.
     Raises InputError as `engine_here`."""
     kind, _ = engine_here(settings)
     if kind == "vllm":
         from entente.inference.served_vllm import ServedVllm
 
-        return ServedVllm(model, settings, name=name or "vllm", log=log)
+        return ServedVllm(model, settings, log=log)
     from entente.inference.torch_engine import TorchEngine
 
-    return TorchEngine(model, settings, name=name or "torch")
+    return TorchEngine(model, settings)
 
 
 def make_engine(settings: InferenceSettings, model: Path, *, log: Path | None = None, why_named: str = "") -> Engine:

@@ -8,8 +8,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from entente.records.policy_version import BASE_VERSION, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
+from entente.telemetry.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +75,18 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Free everything; requests in flight fail."""
         ...
+
+
+def check_request(request: GenerationRequest, longest: int, vocabulary: int) -> None:
+    """Raise EngineError if the request is longer than `longest` tokens, its prompt is empty, or an id or its temperature is out
+    of range."""
+    where, length = f"request '{request.request_id}'", len(request.prompt_ids) + request.table.longest
+    if length > longest:
+        raise EngineError(f"{where} needs {length} tokens but max_model_length is {longest}: raise inference.max_model_length")
+    ids = np.concatenate((np.asarray(request.prompt_ids, np.int64), request.table.token_ids))
+    if not len(request.prompt_ids) or ids.min() < 0 or max(ids.max(), request.table.largest_id) >= vocabulary:
+        raise EngineError(
+            f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it was made for another model"
+        )
+    if not request.temperature > 0:
+        raise EngineError(f"{where} has temperature {request.temperature}: it must be above 0")

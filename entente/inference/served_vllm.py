@@ -20,7 +20,7 @@ from entente.telemetry.errors import EngineLostError
 class ServedVllm(VllmClient):
     """The `Engine` contract over a vLLM server that this process starts, once, and stops."""
 
-    def __init__(self, model: Path, settings: InferenceSettings, *, name: str = "vllm", log: Path | None = None) -> None:
+    def __init__(self, model: Path, settings: InferenceSettings, *, log: Path | None = None) -> None:
         """`model`: folder of the base model; `log`: the server's log file, None: a temporary one.
 
         Raises InputError as `check_vllm`.
@@ -35,7 +35,7 @@ class ServedVllm(VllmClient):
             key_variable=KEY_OF_SERVER,
             log=log or Path(str(self._scratch), "vllm.log"),
         )
-        super().__init__([self.server.url], settings, model, self.server.key, name=name)
+        super().__init__([self.server.url], settings, model, self.server.key)
 
     async def start(self) -> None:
         if self._scratch is not None:

@@ -49,7 +49,7 @@ class PrefixPlan:
 
 
 class PartialCompletion:
-    def __init__(self, request: GenerationRequest, answer: asyncio.Future[Generation] | None = None) -> None:
+    def __init__(self, request: GenerationRequest, answer: asyncio.Future[Generation]) -> None:
         """Starts with the forced tokens. `answer` gets the whole generation, or the error that ends it."""
         self.request, self.answer = request, answer
         self.token_ids: list[int] = []
@@ -70,10 +70,10 @@ class PartialCompletion:
 
     @property
     def finished(self) -> bool:
-        return self.done or (self.answer is not None and self.answer.done())
+        return self.done or self.answer.done()
 
     def fail(self, error: EngineError) -> None:
-        if self.answer is not None and not self.answer.done():
+        if not self.answer.done():
             self.answer.set_exception(error)
 
     def allowed(self) -> np.ndarray:

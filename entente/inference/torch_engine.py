@@ -14,7 +14,7 @@ import torch
 
 from entente.decoding.model_files import max_position
 from entente.inference.adapter_check import check_adapter
-from entente.inference.engine import Engine, EngineStats
+from entente.inference.engine import Engine, EngineStats, check_request
 from entente.inference.engine_cards import engine_cards
 from entente.inference.settings import InferenceSettings
 from entente.inference.torch_batcher import Batcher, PartialCompletion
@@ -35,10 +35,9 @@ def best_device() -> torch.device:
 
 
 class TorchEngine(Engine):
-    def __init__(
-        self, model: Path, settings: InferenceSettings, *, name: str = "torch", device: torch.device | None = None
-    ) -> None:
-        self.name = name
+    name = "torch"
+
+    def __init__(self, model: Path, settings: InferenceSettings, *, device: torch.device | None = None) -> None:
         self._folder, self._settings = model, settings
         self._device = device
         self._model: TorchModel | None = None
@@ -132,21 +131,9 @@ class TorchEngine(Engine):
         same = self._requests.get(request.request_id)
         if same is not None and not same.finished:
             raise EngineError(f"{where} is already in flight")
-        length, longest = len(request.prompt_ids) + request.table.longest, self._settings.max_model_length
-        if length > self._positions:
+        if (length := len(request.prompt_ids) + request.table.longest) > self._positions:
             raise EngineError(f"{where} needs {length} tokens but the model reads {self._positions}: shorten prompts or thoughts")
-        if length > longest:
-            raise EngineError(
-                f"{where} needs {length} tokens but max_model_length is {longest}: raise inference.max_model_length"
-            )
-        prompt = np.asarray(request.prompt_ids, np.int64)
-        ids = np.concatenate((prompt, request.table.token_ids))
-        if not len(prompt) or ids.min() < 0 or max(ids.max(), request.table.largest_id) >= vocabulary:
-            raise EngineError(
-                f"{where} has an empty prompt or ids outside the vocabulary of {vocabulary}: it was made for another model"
-            )
-        if not request.temperature > 0:
-            raise EngineError(f"{where} has temperature {request.temperature}: it must be above 0")
+        check_request(request, self._settings.max_model_length, vocabulary)
         version = self._newest if request.version is None else request.version
         batcher = self._served.get(version)
         if batcher is None:
@@ -181,7 +168,7 @@ class TorchEngine(Engine):
         asyncio.get_running_loop().call_soon(self._step)
 
     def _finish(self, pending: PartialCompletion, batcher: Batcher) -> None:
-        if pending.answer is None or pending.answer.done():
+        if pending.answer.done():
             return
         now = time.monotonic()
         scheduled, first = pending.scheduled or now, pending.first or now

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from entente.decoding.model_files import read_config
-from entente.inference.engine import Engine, EngineStats
+from entente.inference.engine import Engine, EngineStats, check_request
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
@@ -34,6 +34,8 @@ FIRST_LOOK_S, GONE_AFTER_S = 0.25, 10.0
 
 
 class VllmClient(Engine):
+    name = "vllm"
+
     def __init__(
         self,
         urls: Sequence[str],
@@ -42,9 +44,7 @@ class VllmClient(Engine):
         key: str | None,
         *,
         times: ClientTimes | None = None,
-        name: str = "vllm",
     ) -> None:
-        self.name = name
         self._settings, self._model, self._key, self._times = settings, model, key, times or ClientTimes()
         self._probes: dict[PolicyVersion, Generation] = {}
         self._servers = [Server(url, model, settings, self._times, self._probes) for url in urls]
@@ -81,18 +81,8 @@ class VllmClient(Engine):
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self._find(request)  # so that a request for a version that is gone is not counted
-        length = len(request.prompt_ids) + request.table.longest
-        if length > self._settings.max_model_length:
-            raise EngineError(
-                f"request '{request.request_id}' needs {length} tokens but max_model_length is "
-                f"{self._settings.max_model_length}: raise inference.max_model_length"
-            )
         # The server admits requests in a process that does not know the vocabulary.
-        if request.table.largest_id >= self._vocabulary:
-            raise EngineError(
-                f"request '{request.request_id}' has ids outside the vocabulary of {self._vocabulary}: "
-                "it was made for another model"
-            )
+        check_request(request, self._settings.max_model_length, self._vocabulary)
         self._counts["requests"] += 1
         self._counts["running"] += 1
         try:

@@ -1,6 +1,7 @@
 """Draws follow the masked policy at the temperature asked for, and depend on the seed alone, whose numbers are splitmix64."""
 
 import math
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,8 @@ def table(*nodes: dict[int, int]) -> LegalTable:
 
 def begin(table: LegalTable, seed: int, temperature: float) -> PartialCompletion:
     """A request of this table, seed and temperature, before its first draw."""
-    return PartialCompletion(GenerationRequest(request_id="", prompt_ids=[1], table=table, seed=seed, temperature=temperature))
+    request = GenerationRequest(request_id="", prompt_ids=[1], table=table, seed=seed, temperature=temperature)
+    return PartialCompletion(request, Future())  # type: ignore[arg-type]
 
 
 ONE_CHOICE = table({3: END, 5: END, 8: END})

@@ -91,7 +91,7 @@ class VllmDouble:
         self.prompts: list[tuple[str, tuple[int, ...]]] = []
         """Name of the model or adapter, and prompt, of each request."""
         self._key, self._root = key, root or str(model)
-        self._engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=64), name="double")
+        self._engine = TorchEngine(model, InferenceSettings(max_model_length=512, max_sequences=64))
         self._numbers = itertools.count(1)
         self._runner: web.AppRunner | None = None
         self.port = 0
