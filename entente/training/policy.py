@@ -192,7 +192,7 @@ class Policy:
 
     def load_adapter(self, folder: Path) -> None:
         """Raises DataError if a file is damaged or does not fit this adapter; then nothing changes."""
-        file = folder / "adapter_model.safetensors"
+        file = folder / ADAPTER_WEIGHTS
         try:
             weights = load_file(file)
         except (OSError, SafetensorError) as error:

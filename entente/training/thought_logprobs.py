@@ -6,13 +6,13 @@ An open set is nearly the whole vocabulary, so tokens are computed in chunks, an
 only one chunk's logits are in memory, and the backward recomputes none. Head and softmax are float32, also for a bfloat16 model.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from entente.training.fused_layers import no_autocast
 from entente.training.micro_batches import MicroBatch
 
 CHUNK_LOGITS = 2**24
@@ -60,8 +60,7 @@ def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Bfloat16 logits of 16 to 32 are multiples of 0.125, and their log-probabilities would be off by as much. `weight` is converted
     for the product: 1.5 GB for the whole head of a vocabulary of 152,000 and a width of 2,560.
     """
-    there = torch.amp.is_autocast_available(hidden.device.type)  # not on the meta device
-    with torch.autocast(hidden.device.type, enabled=False) if there else nullcontext():
+    with no_autocast(hidden):
         return torch.nn.functional.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
 
 

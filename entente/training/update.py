@@ -8,9 +8,8 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from entente.telemetry.errors import TrainingError
 from entente.training.advantages import advantages_of
 from entente.training.losses import policy_loss
-from entente.training.micro_batches import MicroBatch, branching_counts, plan
+from entente.training.micro_batches import MicroBatch, branching_indices, plan
 from entente.training.objective import Objective, StepFigures, join_tokens, token_figures
 from entente.training.parallel import Peers, on_rank_0
 from entente.training.policy import Policy
@@ -27,7 +26,6 @@ from entente.training.settings import CPU_TOKENS, GPU_TOKENS, MAX_GRADIENT_NORM,
 from storage.gather import Batch
 
 logger = logging.getLogger("entente.trainer")
-Result = TypeVar("Result")
 LEAST_TOKENS = 256
 """A micro-batch is not halved below this."""
 MAX_SKIPPED_UPDATES = 3
@@ -122,18 +120,16 @@ class Updater:
         missing = self._peers.most(len(cut)) - len(cut)
         if not missing:
             return cut
-        branching = np.asarray(objective.rows, np.int64)[branching_counts(batch, objective.rows) > 0]
+        all_rows = np.asarray(objective.rows, np.int64)
+        branching = all_rows[np.unique(branching_indices(batch, all_rows)[1])]
         shortest = branching[np.diff(batch.input_offsets)[branching].argmin()]
         return [*cut, *[(plan(batch, [int(shortest)], self.tokens)[0], False)] * missing]
 
     def gradient(self, objective: Objective, rows: Sequence[int]) -> StepFigures:
-        return self.within_memory(lambda: self._forward_and_backward(objective, rows))
-
-    def within_memory(self, compute: Callable[[], Result]) -> Result:
         """On out-of-memory halve `tokens` and retry. Raises TrainingError at the smallest micro-batch."""
         while True:
             try:
-                return compute()
+                return self._forward_and_backward(objective, rows)
             except torch.OutOfMemoryError as error:
                 if self._splits_base or self.tokens <= LEAST_TOKENS:
                     cure = "lower training.token_budget, or " if self._splits_base else "train a smaller model, or "
@@ -204,5 +200,5 @@ def share_rows(batch: Batch, shares: int) -> list[list[int]]:
     groups, group_of_row = np.unique(batch.advantage_groups, return_inverse=True)
     drawn = np.array(random.Random(len(groups)).sample(range(len(groups)), len(groups)), np.int64)
     share_of_row = drawn[group_of_row] % shares
-    minibatches = (np.flatnonzero(share_of_row == share).tolist() for share in range(shares))
-    return [rows for rows in minibatches if branching_counts(batch, rows).any()]
+    minibatches = (np.flatnonzero(share_of_row == share) for share in range(shares))
+    return [rows.tolist() for rows in minibatches if branching_indices(batch, rows)[0].size]

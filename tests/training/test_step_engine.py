@@ -107,12 +107,15 @@ def test_a_budget_that_is_given_is_used(device: str, given: int, expected: int):
     ],
 )
 def test_what_does_not_fit_into_memory_is_an_error_with_a_cure(updater: Updater, refusal: str, monkeypatch: pytest.MonkeyPatch):
-    def out_of_memory() -> None:
+    nothing: Any = None
+
+    def out_of_memory(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    monkeypatch.setattr(updater, "_forward_and_backward", out_of_memory)
     monkeypatch.setattr(update.gc, "collect", lambda: 0)  # seconds, in a process with many modules
     with pytest.raises(TrainingError, match=refusal):
-        updater.within_memory(out_of_memory)
+        updater.gradient(nothing, [])
 
 
 def blocks_run(updater: Updater) -> list[int]:

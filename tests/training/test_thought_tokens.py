@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from entente.decoding.open_set import open_set
 from entente.training import thought_logprobs
-from entente.training.micro_batches import branching_counts, plan, probed
+from entente.training.micro_batches import plan, probed
 from entente.training.policy import Policy
 from entente.training.settings import TrainingSettings
 from entente.training.update import Updater
@@ -124,13 +124,6 @@ def test_loss_gradient_and_figures_are_those_of_every_id_written_out(loss: str, 
     assert not np.isfinite(seen["legal_mass"][seen["in_thought"]]).any()
     assert np.isfinite(seen["legal_mass"]).sum() == len(naive.probes()) > 0
     assert slopes[naive.thoughts].any() and slopes[~np.array(naive.thoughts)].any(), "one part taught nothing"
-
-
-def test_thought_tokens_are_counted_as_branching_tokens():
-    batch = thinking_batch()
-    (micro,) = plan(batch, range(len(batch.returns)), 4096)
-    assert branching_counts(batch, range(len(batch.returns))).tolist() == np.bincount(micro.batch_row).tolist()
-    assert micro.in_thought.any()
 
 
 def test_the_size_of_a_chunk_changes_neither_loss_nor_gradient(monkeypatch):
