@@ -120,7 +120,9 @@ class RolloutQueue:
 
     async def served(self) -> None:
         """Wait until the engines serve the newest version that rollouts may sample from; raises the error of its publication."""
-        await self._published()
+        publishing, self._publishing = self._publishing, None
+        if publishing is not None:
+            await publishing
 
     async def all_played(self) -> None:
         await asyncio.gather(*self._in_flight, return_exceptions=True)
@@ -128,10 +130,10 @@ class RolloutQueue:
     # -- publishing: versions in order, each to all engines before the next; errors surface at the next wait --------------------
 
     async def _publish(self, saved: asyncio.Future[PolicyVersion], *, at_once: bool) -> None:
-        await self._published()
+        await self.served()
         self._publishing = asyncio.create_task(self._serve(saved))
         if at_once:
-            await self._published()
+            await self.served()
 
     async def _serve(self, saved: asyncio.Future[PolicyVersion]) -> None:
         await self._resources.serve(await saved)
@@ -140,11 +142,6 @@ class RolloutQueue:
         held, self._held = self._held, None
         if held is not None:
             await self._publish(held, at_once=at_once)
-
-    async def _published(self) -> None:
-        publishing, self._publishing = self._publishing, None
-        if publishing is not None:
-            await publishing
 
     # -- starting and collecting -----------------------------------------------------------------------------------------
 
@@ -190,16 +187,13 @@ class RolloutQueue:
             missing = sum(count for _, count in covered.missing)
             self._reports.append(rollout_figures(covered, self._wanted - missing, self._resources.tokens.thinking))
 
-    def _own(self, step: int) -> list[asyncio.Future[Figures]]:
-        return [task for task, group_range in self._in_flight.items() if group_range.step <= step]
-
     async def _collect(self, step: int) -> int:
         """Wait for the rollouts of `step`. Returns the number of advantage groups that became too old since the previous step."""
         before = self._expired
         while True:
             self._take_reports()
             enough = not self.in_step and await self._count_ready(step)
-            if enough or not self._own(step):
+            if enough or all(group_range.step > step for group_range in self._in_flight.values()):
                 return 0 if before is None or self._expired is None else self._expired - before
             await asyncio.wait(self._in_flight, return_when=asyncio.FIRST_COMPLETED)
 
@@ -249,7 +243,7 @@ class RolloutQueue:
         try:
             if kind is None:
                 await self._publish_held(at_once=True)
-                await self._published()
+                await self.served()
             else:
                 unpublished: list[asyncio.Future[Any]] = [each for each in (self._publishing, self._held) if each is not None]
                 for each in unpublished:

@@ -107,7 +107,7 @@ class OrderSampler:
 
     async def _sample(self, request: DecisionRequest, number: int) -> Sampled:
         policy = self.policy
-        work = PolicyPlayer(policy.engine, policy.tokens, policy.version).sample(request, number)
+        work = PolicyPlayer(policy.engine, policy.tokens, policy.version).decide(request, number)
         try:
             return await policy.host.run(work)
         except EngineLostError:

@@ -24,7 +24,7 @@ class SeatedPlayers:
             return Choice(orders=tuple(player(name)(request.legal, rng, request.board)))
         request = replace(request, temperature=self._temperature)
         if isinstance(decider, PolicyPlayer) and not request.legal.is_forced:
-            sampled = await self._opened.host.run(decider.sample(request))
+            sampled = await self._opened.host.run(decider.decide(request))
             return Choice(orders=tuple(sampled.orders), probability=sampled.probability)
         if isinstance(decider, SearchDecider):
             return await self._opened.host.run(_searched(decider, request))

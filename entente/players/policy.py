@@ -1,6 +1,6 @@
 """A policy version as a player, and the interface of all players.
 
-`PolicyPlayer.sample` does all steps from a board to orders: prompt, legal table, generation request, orders. The trained policy,
+`PolicyPlayer.decide` does all steps from a board to orders: prompt, legal table, generation request, orders. The trained policy,
 past versions as opponents and evaluated versions all use it. It stores nothing.
 """
 
@@ -112,10 +112,7 @@ class PolicyPlayer:
         """`version` None: the engine's newest."""
         self.engine, self.tokens, self.version = engine, tokens, version
 
-    async def decide(self, request: DecisionRequest) -> Sampled:
-        return await self.sample(request)
-
-    async def sample(self, request: DecisionRequest, repetition: int = 0) -> Sampled:
+    async def decide(self, request: DecisionRequest, repetition: int = 0) -> Sampled:
         """Sample one order set; `repetition`, from 0, numbers and seeds the sample. Raises EngineError or DataError."""
         legal, suffix = request.legal, (repetition,) if repetition else ()
         table = self.tokens.tables.table(legal)

@@ -53,7 +53,7 @@ async def propose(
     sets: list[list[str]] = []
     probabilities: dict[tuple[str, ...], float] = {}
     if policy is not None:
-        for sampled in await asyncio.gather(*(policy.sample(request, number) for number in range(settings.proposals))):
+        for sampled in await asyncio.gather(*(policy.decide(request, number) for number in range(settings.proposals))):
             sets.append(sampled.orders)
             probabilities[tuple(sampled.orders)] = sampled.probability
     for number, name in enumerate(settings.scripted):

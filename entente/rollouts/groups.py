@@ -68,7 +68,7 @@ async def play_groups(resources: RolloutResources, group_range: GroupRange) -> F
         sampled = resources.cache.train, settings.start_groups, resources.seed, group_range.step
         positions = await asyncio.to_thread(sample_start_positions, *sampled, sampling=settings.sampling)
         mine = positions[group_range.first_group - first_of_step :][: group_range.count]
-        covered = await play_missing(resources, stage, LOCAL_PRODUCER, mine, group_range.first_group, group_range.after, settings)
+        covered = await play_missing(resources, stage, LOCAL_PRODUCER, mine, group_range.first_group, settings, group_range.after)
         return await asyncio.to_thread(rollout_figures, covered, group_range.count, resources.tokens.thinking)
 
 
@@ -78,21 +78,20 @@ async def play_missing(
     producer: str,
     positions: list[tuple[Snapshot, str]],
     first_group: int,
+    rollouts: RolloutSettings,
     after: Path | None = None,
-    rollouts: RolloutSettings | None = None,
 ) -> Coverage:
     """Play the producer's start groups from `first_group` on, one per position, except those already published.
 
     Args:
         positions: (snapshot, power that the policy plays) pairs.
         after: publish only once this ledger exists.
-        rollouts: settings to use instead of the run's.
     """
     count = len(positions)
     covered = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
     for first, size in covered.missing:
         mine = positions[first - first_group :][:size]
-        await _play_groups(resources, stage, producer, mine, first, rollouts or resources.rollouts, after)
+        await _play_groups(resources, stage, producer, mine, first, rollouts, after)
     if covered.missing:
         whole = await asyncio.to_thread(coverage, resources.paths, producer, first_group, count)
         return replace(whole, set_aside=covered.set_aside)
@@ -107,7 +106,7 @@ async def play_probe(resources: RolloutResources, version: int) -> None:
     count = resources.rollouts.forks_per_group
     with resources.spans.span("rollout"):
         positions = sample_start_positions(resources.cache.train, count, resources.seed, version)
-        await play_missing(resources, "probe", PROBE, positions, version * count, rollouts=alone)
+        await play_missing(resources, "probe", PROBE, positions, version * count, alone)
 
 
 async def _play_groups(

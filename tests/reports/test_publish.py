@@ -104,7 +104,7 @@ def sampled(player: Contestant, base: Path, tokens: Tokens, position: Snapshot) 
             request = DecisionRequest(
                 game="g", rng_name="d", phase_index=0, power=power, legal=legal, board=board, snapshot_id="s"
             )
-            found.append(await PolicyPlayer(engine, tokens, 1).sample(request))
+            found.append(await PolicyPlayer(engine, tokens, 1).decide(request))
         await engine.close()
         return found
 

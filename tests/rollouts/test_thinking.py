@@ -120,7 +120,7 @@ def test_the_probability_of_an_order_set_leaves_out_the_thought(thinker: Tokens)
     request = DecisionRequest(
         game="g", rng_name="g", phase_index=0, power="FRANCE", legal=legal, board=board, snapshot_id="start"
     )
-    sampled = asyncio.run(PolicyPlayer(UniformEngine(), thinker).sample(request))
+    sampled = asyncio.run(PolicyPlayer(UniformEngine(), thinker).decide(request))
     sizes = [set_size(sampled.legal_ids[begin:end]) for begin, end in pairwise(sampled.legal_offsets.tolist())]
     assert sizes[0] == thinker.codec.vocabulary_size - 1
     assert sampled.probability == pytest.approx(1 / math.prod(sizes[BUDGET:]), rel=1e-4)

@@ -34,7 +34,7 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
                 serve(paths, desk, version)
                 await side.follow()
                 positions = sample_start_positions(side.resources.cache.train, 1, 0, group)
-                await play_missing(side.resources, "rollout", "x", positions, group)
+                await play_missing(side.resources, "rollout", "x", positions, group, side.resources.rollouts)
         finally:
             await side.close()
 
