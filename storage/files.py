@@ -91,7 +91,7 @@ def publish_directory(aside: Path, final: Path) -> None:
         sync_directory(Path(folder))
     # rename replaces an empty folder silently; it refuses a full one
     if final.exists():
-        raise DataError(f"{final} exists and is never overwritten; remove it, or use another number.")
+        raise DataError(f"{final} exists and is never overwritten; remove it, if nothing needs it.")
     try:
         os.rename(aside, final)
     except OSError as error:

@@ -86,6 +86,14 @@ def test_a_writer_that_dies_leaves_nothing_behind(small, tmp_path: Path, monkeyp
     assert open_cache(write_cache(tmp_path, *small)).settings == small[0]
 
 
+def test_a_folder_that_is_no_version_but_has_its_name_is_refused(small, tmp_path: Path) -> None:
+    taken = tmp_path / version_name(small[0])
+    taken.mkdir()
+    with pytest.raises(DataError, match=f"{taken.name} exists and is never overwritten; remove it"):
+        write_cache(tmp_path, *small)
+    assert list(tmp_path.iterdir()) == [taken]
+
+
 def test_two_writers_at_once_publish_one_version(small, published: Path, tmp_path: Path) -> None:
     """The second writer finds that the folder exists when it renames its own."""
     root = tmp_path / "race"
