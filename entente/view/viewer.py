@@ -113,11 +113,11 @@ class Viewer:
         facts, paths = self.live(run).facts(), self.paths(run)
         lags = [figures.get("train/policy_lag_max", 0.0) for figures in facts.steps.values()]
         lag = max(int(max(lags, default=0)), int(facts.settings.get("storage", {}).get("max_policy_lag", 0)))
-        return self._inspectors(run, lag, paths.settings.stat().st_mtime_ns)
+        model = model_or_none(self.settings(run), self.runs_root, run)  # asked again, because it may be made or restored later
+        return self._inspectors(run, lag, paths.settings.stat().st_mtime_ns, model)
 
-    def _new_inspector(self, run: str, most_lag: int, written: int) -> Inspector:
-        settings = settings_of(self.paths(run))
-        return Inspector(self.paths(run), model_or_none(settings, self.runs_root, run), settings, most_lag=most_lag)
+    def _new_inspector(self, run: str, most_lag: int, written: int, model: Path | None) -> Inspector:
+        return Inspector(self.paths(run), model, self.settings(run), most_lag=most_lag)
 
     def settings(self, run: str) -> RunSettings:
         return settings_of(self.paths(run))

@@ -21,7 +21,7 @@ from entente.settings.layers import settings_of
 from entente.view.run_pages import weights_for, why_it_won
 from storage.files import file_lock
 from storage.ledger import ledger_path, read_ledger
-from storage.runs import RunPaths
+from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import open_shard
 from tests.damage import flip
 from tests.reports.conftest import Page
@@ -171,6 +171,14 @@ def test_damage_is_a_sentence_in_its_place(asked: Asked, stored_run: RunPaths):
     assert asked("/").status_code == 200 and "damaged" in asked("/").text
     stored_run.settings.write_text("{")
     assert asked("/run/before").status_code == 404 and "no complete record of settings" in asked("/run/before").text
+
+
+def test_a_game_has_odds_as_soon_as_its_model_is_there(asked: Asked, stored_run: RunPaths, tmp_path: Path):
+    models, page = stored_run.root.parent / MODEL_FOLDER, "/run/before/game?game=latest"
+    away = models.rename(tmp_path / "away")
+    assert '"odds":false' in asked(page).text
+    away.rename(models)
+    assert '"odds":true' in asked(page).text
 
 
 def test_hostile_content_is_text_everywhere_and_a_page_stays_small(stored_run: RunPaths):
