@@ -3,6 +3,7 @@
 Forks of a prompt sample from one tree of legal tokens: a third branch, with 3.4 ids on average, the others are forced."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,7 +138,7 @@ TINY_32K = Qwen3Config.from_dict(TINY.to_dict() | {"vocab_size": 32_768})
 def model_of(config: PretrainedConfig) -> Any:
     """A model with random weights (standard deviation 0.02), determined by its config. The head's are smaller, so that legal
     tokens are about equally probable and the ratio to `made_up_batch`'s behaviour logprobs is near 1, as in a run."""
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)  # a policy changes it
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
