@@ -130,9 +130,11 @@ def test_a_finished_run_is_not_run_again_and_writes_the_report_that_a_kill_left_
     stored = settings_of(stored_run)
     settings = stored.model_copy(update={"telemetry": stored.telemetry.model_copy(update={"report": True})})
     summary = json.loads(stored_run.summary.read_text()) | {"run": str(stored_run.root)}
+    metrics = stored_run.metrics.read_bytes()
     for _ in range(2):
         assert asyncio.run(train_policy.fn(settings, resume=True)) == summary
         assert len(written) == 1 and "has done its 2 steps: raise --steps" in said[-1]
+    assert stored_run.metrics.read_bytes() == metrics
     os.utime(report, (0, 0))  # of fewer steps
     asyncio.run(train_policy.fn(settings, resume=True))
     assert len(written) == 2

@@ -48,6 +48,13 @@ def test_a_game_that_was_changed_is_named(games: Path):
         list(play_again(read_game(file), file))
 
 
+def test_a_file_that_is_no_json_is_refused(games: Path):
+    file = games / "evening.json"
+    file.write_text(file.read_text()[:-1])
+    with pytest.raises(InputError, match=r"evening.json' is not a game of this program: Invalid JSON"):
+        read_game(file)
+
+
 def test_a_game_is_played_again_phase_by_phase(games: Path):
     (file,) = games.glob("*.json")
     found = [phase.before for phase in play_again(read_game(file), file)]
