@@ -87,6 +87,9 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
     )
     assert (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
     assert httpx.post(f"{api}/deployments/filter", json={}).status_code == 401, "nobody without the key is told anything"
+    preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
+    asked = httpx.options(f"{api}/deployments/filter", headers=preflight)
+    assert "access-control-allow-origin" not in asked.headers, "no other page may ask"
     ask = asker(api, key)
     found = {each["entrypoint"].split(":")[1]: each for each in ask("deployments/filter", {})}
     assert {each["work_pool_name"] for each in found.values()} == {"local"}
