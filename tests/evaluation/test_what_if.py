@@ -14,7 +14,7 @@ from entente.game.scripted import player
 from entente.players.policy import DecisionRequest
 from entente.players.seeds import seeded_rng
 from entente.reports.sentences import describe_change
-from entente.telemetry.errors import InputError
+from entente.telemetry.errors import DataError, InputError
 
 HOLD = Continuation(forks=6, years=1, players=("hold",))
 DUMBBOT = Continuation(forks=6, years=2)
@@ -44,6 +44,11 @@ def test_orders_that_were_played_differ_by_exactly_0_in_every_pair_and_pairs_hav
     assert [pair.difference(power) for pair in found.pairs for power in POWERS] == [0] * 6 * len(POWERS)
     assert found.difference.interval == (0, 0)
     assert len({pair.played.centres for pair in found.pairs}) > 1
+
+
+def test_recorded_orders_that_are_not_legal_tell_of_a_damaged_file(autumn):
+    with pytest.raises(DataError, match="the recorded orders of F1901M are not legal there"):
+        asked(replace(autumn, orders={**autumn.orders, "ITALY": ("A ROM - MOS",)}), ["A BUR - BEL"], HOLD)
 
 
 def test_a_centre_more_is_plus_one_and_a_centre_fewer_minus_one(autumn):

@@ -14,13 +14,14 @@ from diplomacy.utils.order_results import BOUNCE, CUT, DISBAND, DISLODGED, DISRU
 from entente.cli.replay_game import replay
 from entente.game.board import Board
 from entente.game.snapshot import POWERS
-from entente.reports.inspect_rows import Inspector
+from entente.reports.games import GameName
+from entente.reports.inspect_rows import Inspector, phases_of
 from entente.reports.order_odds import OrderOdds, odds_by_line
 from entente.reports.replay_page import as_data, replay_html
 from entente.reports.replayed import ReplayedGame, _orders, read_game
 from entente.settings.layers import settings_of
 from entente.telemetry.errors import DataError, InputError
-from storage.arrow_files import COMPONENTS, metadata_of
+from storage.arrow_files import COMPONENTS, PHASE_SCHEMA, metadata_of
 from storage.runs import MODEL_FOLDER, RunPaths
 from storage.shards import open_phases, open_shard, publish_shard
 from tests.conftest import Entente, overheard
@@ -157,6 +158,24 @@ def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, m
     with pytest.raises(DataError, match=rf"game {name} cannot be replayed: .*{file.name} has damaged rows"):
         read(run_folder, name, model)
     assert read(run_folder, "latest", model).game.name != name
+
+
+def test_a_game_that_failed_before_its_first_position_is_told_in_a_sentence():
+    game = GameName(
+        producer="local",
+        start_group=0,
+        fork=1,
+        shard="local/000000.arrow",
+        phases=0,
+        first="",
+        last="",
+        powers=("FRANCE",),
+        version=0,
+        status="failed",
+        gain=0.0,
+    )
+    with pytest.raises(InputError, match=r"no position of game 0/1 was recorded, .*: it failed at its start"):
+        phases_of(PHASE_SCHEMA.empty_table(), game)
 
 
 def test_without_the_tokenizer_boards_are_shown_and_single_orders_have_no_odds(trained, model: Path):
