@@ -40,6 +40,7 @@ def _games(**changes: object) -> EnteredGames:
     [
         pytest.param(replace(GAME, map="ancmed"), "is on the map 'ancmed', and only 'standard'", id="map"),
         pytest.param(replace(GAME, status="completed"), "is over", id="over"),
+        pytest.param(replace(GAME, status="canceled"), "was canceled on the server", id="canceled"),
         pytest.param(replace(GAME, players=7), "is full: 7 of 7 seats are taken", id="full"),
         pytest.param(replace(GAME, has_password=True), "asks for a password", id="password"),
         pytest.param(replace(GAME, mine=("ITALY",)), "plays ITALY in game 'friday', not FRANCE", id="another-power"),
