@@ -160,6 +160,8 @@ def test_damage_is_a_sentence_in_its_place(asked: Asked, stored_run: RunPaths):
     assert "1 shard was set aside as damaged" in page and "local/000000.arrow" in page
     assert asked("/run/before/games?shard=local/000000.arrow").status_code == 422
     assert asked("/run/before/games?shard=local/000002.arrow").status_code == 200
+    absent = asked("/run/before/game?game=local/9/9&shard=local/000002.arrow")
+    assert absent.status_code == 404 and "shard local/000002.arrow has no game local/9/9" in absent.text
     for file in (stored_run.ledger / "step-000001.arrow", stored_run.scores / "trained.json"):
         file.write_bytes(file.read_bytes()[:-30])
     asked = Asked(stored_run.root.parent)
