@@ -67,7 +67,8 @@ class StepClock:
         before, self._stats = self._stats, after
         figures = {"rollout/ready_share": rolled.ready_share}
         if (passes := after.engine_steps - before.engine_steps) > 0:
-            figures["rollout/occupancy"] = (after.sampled_tokens - before.sampled_tokens) / passes
+            if (sampled := after.sampled_tokens - before.sampled_tokens) > 0:  # else the servers' passes are of other processes
+                figures["rollout/occupancy"] = sampled / passes
             figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
         return figures | rollout_metrics(add_up(rolled.reports), now - began)
 

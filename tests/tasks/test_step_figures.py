@@ -68,6 +68,12 @@ def test_rollouts_that_were_played_elsewhere_have_their_tokens_and_nothing_of_th
     assert not {"rollout/occupancy", "rollout/preemptions"} & set(found)
 
 
+def test_servers_that_sample_for_dask_workers_alone_have_no_occupancy_here():
+    """Forward passes of `inference.urls` are counted for all clients, tokens for the one in the flow."""
+    found = figures_of((REPORT,), replace(NONE, engine_steps=50, preemptions=2))
+    assert "rollout/occupancy" not in found and found["rollout/preemptions"] == 2
+
+
 def test_endpoints_that_were_asked_have_figures_and_others_have_none():
     assert not [name for name in figures_of((REPORT,), NONE) if "endpoint" in name]
     found = endpoint_figures(AnswerCounts(answers=4, unanswered=1, unparsable=1, orders=16, missing=4, illegal=2))
