@@ -44,6 +44,7 @@ from entente.telemetry.child import end_with_parent
 from entente.telemetry.errors import EntenteError, InputError, TrainingError, disk_full
 from entente.telemetry.memory import GIVE_BACK_STEPS, give_back_memory, keep_freed_memory
 from entente.training.settings import CARD_SHARE, TrainingSettings
+from storage.control import part_sources, source_hash
 from storage.files import file_lock
 from storage.ledger import Eligible
 from storage.retention import RetentionSettings
@@ -413,6 +414,8 @@ def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, T
     from entente.training.policy import Policy, choose_device
 
     training = TrainingSettings.model_validate(opening["training"])
+    if peers is not None:
+        _check_programs(peers, training.loss)
     if peers is not None and choose_device(training.device).type == "cuda":
         if torch.cuda.device_count() <= peers.local_rank:
             raise InputError(
@@ -421,6 +424,17 @@ def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, T
             )
         torch.cuda.set_device(peers.local_rank)
     return Policy(Path(opening["model"]), training, fsdp=peers is not None and training.fsdp), training
+
+
+def _check_programs(peers: "Peers", loss: str) -> None:
+    """Raise InputError on rank 0 if another process, such as one on another machine, has other code of this program or loss."""
+    ours = {name: source_hash(name) for name in ("entente", "storage")} | part_sources([loss])
+    for rank, theirs in enumerate(peers.gather(ours)):
+        if theirs is not None and (other := [name for name, mark in ours.items() if theirs[name] != mark]):
+            raise InputError(
+                f"process {rank} of the trainer has another version of {', '.join(other)}: install the same version on all "
+                "machines, and start the run and the other torchrun again"
+            )
 
 
 if __name__ == "__main__":

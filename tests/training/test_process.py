@@ -142,6 +142,14 @@ def test_two_trainers_of_one_run_exclude_each_other_and_one_that_dies_is_reporte
         first.close()  # what could not be sent is not tried again, which would be another error
 
 
+def test_a_process_of_another_machine_with_another_program_is_refused(tmp_path):
+    """It would compute its part of each gradient otherwise, and nothing would show that."""
+    peers: Any = SimpleNamespace(broadcast=lambda _: None, gather=lambda ours: [ours, {**ours, "entente": "00000000"}])
+    opening = {"run": str(tmp_path), "model": str(tmp_path), "training": {"processes": 2}}
+    with ExitStack() as stack, pytest.raises(InputError, match="process 1 of the trainer has another version of entente"):
+        process._open(opening, stack, peers)
+
+
 @pytest.mark.system
 def test_closing_ends_a_stopped_trainer_that_a_thread_waits_for(model, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_ENDS_WITHIN_S", 0.5)
