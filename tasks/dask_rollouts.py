@@ -73,7 +73,7 @@ def _side_of(root: Path) -> RolloutWorker:
     under the same numbers, and a resumed one may have another engine. Each start writes the settings."""
     with _lock:
         side, now, written = _open.get(root), read_control(RunPaths(root)), file_marks(RunPaths(root).settings)
-        if side is None or (side.written, side.settings.plays, side.resources.provenance["base_model"]) != (
+        if side is None or (side.resources.started, side.settings.plays, side.resources.provenance["base_model"]) != (
             written,
             now.plays,
             now.base_model,

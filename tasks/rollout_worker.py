@@ -27,13 +27,9 @@ from storage.runs import CACHE_FOLDER, RunPaths, hashes_file
 class RolloutWorker:
     """The rollouts of one run in this worker process; create it with `open`."""
 
-    def __init__(
-        self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack, written: tuple[int, int] | None
-    ) -> None:
+    def __init__(self, resources: RolloutResources, settings: RunSettings, stack: AsyncExitStack) -> None:
         self.resources = resources
         self.settings = settings
-        self.written = written
-        """Marks of the settings file that it was opened with."""
         self._stack = stack
         self._followed: Control | None = None
         self._served = BASE
@@ -48,7 +44,7 @@ class RolloutWorker:
             DataError: the control file, the state cache or the adapter is damaged.
         """
         paths = RunPaths(root.resolve())
-        written = file_marks(paths.settings)  # before it is read: a start meanwhile counts
+        started = file_marks(paths.settings)  # before it is read: a start meanwhile counts
         settings = settings_of(paths)
         control = await asyncio.to_thread(read_control, paths)
         _check_wanted(paths, settings, control)
@@ -72,8 +68,9 @@ class RolloutWorker:
                 engine=engine,
                 tokens=tokens,
                 provenance={"run": settings.run, "base_model": control.base_model, "settings": settings.plays, "side": worker},
+                started=started,
             )
-            side = cls(resources, settings, stack.pop_all(), written)
+            side = cls(resources, settings, stack.pop_all())
         try:
             await side.follow()
         except BaseException:

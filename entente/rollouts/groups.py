@@ -25,6 +25,7 @@ from entente.rollouts.settings import RolloutSettings
 from entente.telemetry.errors import EngineError, disk_full
 from entente.telemetry.progress import reporter
 from state_cache.sampling import sample_start_positions
+from storage.files import file_marks
 from storage.shards import LOCAL_PRODUCER, Coverage, Shard, coverage, publish_shard
 
 T = TypeVar("T")
@@ -129,6 +130,9 @@ async def _play_groups(
     forks = await resources.host.run(_roll_out(resources, groups, settings, producer, on_group))
     while after is not None and not await asyncio.to_thread(after.exists):
         await asyncio.sleep(_POLL_S)
+    if resources.started not in (None, await asyncio.to_thread(file_marks, resources.paths.settings)):
+        run = resources.paths.root.name
+        raise EngineError(f"run '{run}' was removed or started again meanwhile: it would get rows of its former start")
     publish = partial(
         publish_shard,
         resources.paths,

@@ -31,6 +31,9 @@ class RolloutResources:
     tokens: Tokens
     provenance: dict[str, str]
     """Written into the metadata of every shard."""
+    started: tuple[int, int] | None = None
+    """Marks of the run's settings, which each start writes: a worker process publishes nothing for another start. None: this
+    process trains the run."""
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
     spans: Spans = field(default_factory=Spans)
     league: League = field(init=False)

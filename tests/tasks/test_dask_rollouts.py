@@ -101,9 +101,8 @@ def test_a_run_that_was_started_again_gets_an_engine_and_league_of_its_own(tmp_p
         async def close() -> None:
             closed.append(side)
 
-        of = SimpleNamespace(provenance={"base_model": "base"})
+        of = SimpleNamespace(provenance={"base_model": "base"}, started=file_marks(RunPaths(root).settings))
         side = SimpleNamespace(settings=SimpleNamespace(plays="same"), resources=of, close=close)
-        side.written = file_marks(RunPaths(root).settings)
         return side
 
     def begin() -> Any:

@@ -9,9 +9,10 @@ import pytest
 
 from entente.rollouts.groups import play_missing
 from entente.settings.layers import settings_of
-from entente.telemetry.errors import DataError, InputError
+from entente.telemetry.errors import DataError, EngineError, InputError
 from state_cache.sampling import sample_start_positions
 from storage.control import read_control
+from storage.files import durable_write
 from storage.run_sql import connect
 from storage.runs import RunPaths
 from tasks import rollout_worker
@@ -42,6 +43,24 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
     with connect(paths.root) as sql:
         told = sql.sql("select distinct start_group, policy_version from decisions where producer = 'x' order by all").fetchall()
     assert told == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_what_a_side_still_plays_when_its_run_is_started_again_is_not_published_there(run):
+    """The flow was killed: a run of its name with the same settings may have other weights under the same numbers."""
+    paths, _ = run()
+
+    async def play() -> None:
+        side = await RolloutWorker.open(paths.root)
+        try:
+            durable_write(paths.settings, paths.settings.read_bytes())
+            positions = sample_start_positions(side.resources.cache.train, 1, 0, 0)
+            with pytest.raises(EngineError, match="was removed or started again meanwhile"):
+                await play_missing(side.resources, "rollout", "x", positions, 0, side.resources.rollouts)
+        finally:
+            await side.close()
+
+    asyncio.run(play())
+    assert not (paths.shards / "x").exists()
 
 
 def altered(paths: RunPaths, **changes: Any) -> None:
