@@ -56,7 +56,7 @@ def play_in_worker(root: Path, group_range: GroupRange) -> Figures:
 async def play_here(root: Path, group_range: GroupRange) -> Figures:
     side = await asyncio.to_thread(_side_of, root)
     await side.follow()
-    return await play_groups(side.resources, group_range)
+    return {**await play_groups(side.resources, group_range), **side.take_troubles()}
 
 
 async def close_worker(root: Path) -> None:

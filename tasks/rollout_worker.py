@@ -2,6 +2,7 @@
 Before each range of groups it reads `control.json`, serves the newest version and retires old ones. It writes only shards."""
 
 import asyncio
+from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -23,6 +24,9 @@ from storage.control import Control, program_differences, read_control
 from storage.files import file_marks
 from storage.runs import CACHE_FOLDER, RunPaths, hashes_file
 
+TROUBLES = ("retries", "timeouts", "rejected_answers")
+"""Events of an engine that concern single requests."""
+
 
 class RolloutWorker:
     """The rollouts of one run in this worker process; create it with `open`."""
@@ -33,6 +37,7 @@ class RolloutWorker:
         self._stack = stack
         self._followed: Control | None = None
         self._served = BASE
+        self._troubles = Counter[str]()
         self._changing = asyncio.Lock()
 
     @classmethod
@@ -82,6 +87,11 @@ class RolloutWorker:
         """Read the control file and serve its version. Raises InputError if the run's settings changed, DataError if control
         file or adapter is damaged, and EngineError if the engine cannot load the version."""
         await self.resources.host.run(self._follow())
+
+    def take_troubles(self) -> dict[str, float]:
+        """Requests with trouble since the last call, as metrics. That a server is lost, the flow's own client sees too."""
+        before, self._troubles = self._troubles, Counter(self.resources.engine.events())
+        return {f"engine/{name}": float(self._troubles[name] - before[name]) for name in TROUBLES if name in self._troubles}
 
     async def close(self) -> None:
         """Close the engine. Rollouts in flight are lost."""

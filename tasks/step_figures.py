@@ -33,6 +33,9 @@ class StepClock:
         before, self._events = self._events, self._resources.engine.events()
         figures |= rolled.queue | endpoint_figures(await self._resources.host.run(self._resources.endpoints.take_all()))
         figures |= {f"engine/{name}": float(count - before.get(name, 0)) for name, count in self._events.items()}
+        # Those of worker processes come with their rollouts.
+        elsewhere = {name: count for name, count in add_up(rolled.reports).items() if name.startswith("engine/")}
+        figures |= {name: figures.get(name, 0.0) + count for name, count in elsewhere.items()}
         self._steps += 1
         if self._steps % GIVE_BACK_STEPS == 0:
             give_back_memory()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,16 @@ def test_a_side_follows_the_run_and_its_rows_are_of_the_version_it_serves(run, s
     with connect(paths.root) as sql:
         told = sql.sql("select distinct start_group, policy_version from decisions where producer = 'x' order by all").fetchall()
     assert told == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_requests_with_trouble_are_told_once():
+    counts = {"retries": 2, "ejections": 1}
+    resources: Any = SimpleNamespace(engine=SimpleNamespace(events=lambda: counts))
+    nothing: Any = None
+    side = RolloutWorker(resources, nothing, nothing)
+    assert side.take_troubles() == {"engine/retries": 2.0}
+    counts = {"retries": 3, "ejections": 1}
+    assert side.take_troubles() == {"engine/retries": 1.0}
 
 
 def test_what_a_side_still_plays_when_its_run_is_started_again_is_not_published_there(run):

@@ -74,6 +74,11 @@ def test_servers_that_sample_for_dask_workers_alone_have_no_occupancy_here():
     assert "rollout/occupancy" not in found and found["rollout/preemptions"] == 2
 
 
+def test_requests_that_workers_retried_are_counted():
+    found = figures_of(({**REPORT, "engine/retries": 2.0}, {**REPORT, "engine/retries": 1.0}), NONE)
+    assert found["engine/retries"] == 3
+
+
 def test_endpoints_that_were_asked_have_figures_and_others_have_none():
     assert not [name for name in figures_of((REPORT,), NONE) if "endpoint" in name]
     found = endpoint_figures(AnswerCounts(answers=4, unanswered=1, unparsable=1, orders=16, missing=4, illegal=2))
