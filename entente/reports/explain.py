@@ -147,6 +147,12 @@ def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mappi
     ready = _mean(chosen, "rollout/ready_share")
     if ready >= 1:
         return []
+    if rollouts < training:
+        return [
+            f"Only {ready:.0%} of the requested groups were ready. Rollouts of a step take {rollouts:.1f} s, less than the "
+            f"trainer's own work, {training:.1f} s, so the buffer lasts: it is empty where a run starts or resumes, and after "
+            "rollouts that took longer than usual."
+        ]
     used_up = (
         "the one step that pipeline.buffer_depth keeps ahead is"
         if depth == 1

@@ -98,6 +98,14 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_empty_buffer():
     assert not any("The buffer was empty" in sentence for sentence in told.sentences)
 
 
+def test_a_buffer_that_only_the_first_step_found_empty_is_not_called_used_up():
+    settings = {"pipeline": {"buffer_depth": 1}, "inference": {"max_sequences": 32}}
+    first = planted(90, "time/rollout_wait_s", "time/rollout_s") | {"rollout/ready_share": 0.0}
+    sentences = explain_run({1: first, 2: PLAIN, 3: PLAIN}, settings).sentences
+    assert any("Only 67% of the requested groups were ready" in sentence for sentence in sentences)
+    assert not any("every later step waits" in sentence for sentence in sentences)
+
+
 @pytest.mark.parametrize(
     ("occupancy", "queue_ms", "deeper", "only_delays"),
     [
