@@ -78,7 +78,7 @@ class Run:
         kinds = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numbers, pa.int32())
         kinds |= dict.fromkeys(("mean", "low", "high"), pa.float64())
         rows = []
-        for label, record in read_scores(self.paths).items():
+        for label, record in read_scores(self.paths, track=True).items():
             score, (low, high) = record.score, record.score.estimate.interval or (None, None)
             counts = {"forks": score.forks, "positions": score.positions, "source_games": score.source_games}
             who = {"player": record.player, "opponents": record.opponents, "policy_version": record.policy_version}

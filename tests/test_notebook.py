@@ -7,12 +7,14 @@ import locale
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import entente
+from entente.evaluation.score_files import read_score, track_label, write_score
 from entente.reports.inspect_rows import Inspector
 from entente.reports.replay_page import replay_html
 from entente.reports.replayed import read_game
@@ -77,10 +79,13 @@ def test_steps_and_scores_are_those_of_the_files(stored_run: RunPaths):
     for step, values in figures.items():
         given = {name: value for name, value in shown[step].items() if value is not None and name != "step"}
         assert given == {name: value for name, value in values.items() if isinstance(value, int | float)}
-    files = {file.stem: json.loads(file.read_text()) for file in stored_run.scores.glob("*.json")}
+    between = read_score(stored_run, "trained")
+    assert between is not None
+    write_score(stored_run, replace(between, label=track_label(1), policy_version=1))
+    files = {each["label"]: each for file in stored_run.scores.rglob("*.json") for each in [json.loads(file.read_text())]}
     scores = {row["label"]: row for row in run.scores.to_arrow_table().to_pylist()}
     measured = {label: file["score"]["mean"] for label, file in files.items()}
-    assert {label: row["mean"] for label, row in scores.items()} == measured
+    assert {label: row["mean"] for label, row in scores.items()} == measured and "track/v000001" in scores
     assert all(row["low"] is None for row in scores.values()), "from two source games there is no interval"
 
 

@@ -59,11 +59,12 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
     return record
 
 
-def read_scores(paths: RunPaths) -> dict[str, ScoreRecord]:
-    """All records of a run by label, the first measured first."""
-    files = sorted(paths.scores.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
-    records = {file.stem: read_score(paths, file.stem) for file in files}
-    return {label: record for label, record in records.items() if record is not None}
+def read_scores(paths: RunPaths, *, track: bool = False) -> dict[str, ScoreRecord]:
+    """The records of a run by label, the first measured first; `track`: also those of versions between."""
+    found = [*paths.scores.glob("*.json"), *(paths.track.glob("*.json") if track else ())]
+    files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
+    labels = [file.relative_to(paths.scores).with_suffix("").as_posix() for file in files]
+    return {label: record for label in labels if (record := read_score(paths, label)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
