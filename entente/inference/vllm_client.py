@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from entente.decoding.legal_table import END
 from entente.decoding.model_files import read_config
 from entente.inference.engine import Engine, EngineStats, check_request
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
-from entente.inference.vllm_wire import forced_prefix
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, InputError, VersionGoneError
@@ -80,10 +80,16 @@ class VllmClient(Engine):
             self._tasks.append(asyncio.create_task(self._attend(server)))
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        self._find(request)  # so that a request for a version that is gone is not counted
+        policy = self._find(request)
         # The server admits requests in a process that does not know the vocabulary.
         check_request(request, self._settings.max_model_length, self._vocabulary)
         self._counts["requests"] += 1
+        forced, state = request.table.forced(request.table.start)
+        if state == END:  # nothing to sample
+            tokens, logprobs = np.array(forced, np.int32), np.zeros(len(forced), np.float32)
+            generation = Generation(token_ids=tokens, logprobs=logprobs, policy=policy, worker=self.name)
+            self._count(request, generation)
+            return generation
         self._counts["running"] += 1
         try:
             generation = await self._sample(request)
@@ -202,7 +208,7 @@ class VllmClient(Engine):
             completion_tokens=len(generation.token_ids),
             forced_tokens=int(np.count_nonzero(np.diff(offsets) == 1)),
             # A server computes forced tokens too, except those at the start.
-            sampled_tokens=len(generation.token_ids) - len(forced_prefix(request.table)[0]),
+            sampled_tokens=len(generation.token_ids) - len(request.table.forced(request.table.start)[0]),
         )
 
     # -- versions -------------------------------------------------------------------------------------------------------

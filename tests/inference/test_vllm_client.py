@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from entente.decoding.legal_table import LegalTable
+from entente.decoding.legal_table import END, LegalTable
 from entente.game.board import Board
 from entente.inference import vllm_client
+from entente.inference.engine import EngineStats
 from entente.inference.settings import InferenceSettings
 from entente.inference.vllm_client import VllmClient
 from entente.inference.vllm_server import ClientTimes
@@ -353,3 +354,18 @@ def test_forced_tokens_between_choices_and_certain_ones_count_as_a_server_comput
     asyncio.run(client.generate(request))
     stats = asyncio.run(client.stats())
     assert (stats.completion_tokens, stats.forced_tokens, stats.sampled_tokens) == (4, 3, 3)
+
+
+def test_a_completion_without_a_choice_needs_no_server(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    client = VllmClient((), InferenceSettings(), tmp_path, None)
+    offsets, ids, targets = (np.array(values, np.int32) for values in ([0, 1, 2], [7, 9], [1, END]))
+    table = LegalTable(offsets=offsets, token_ids=ids, next_nodes=targets, longest=2)
+
+    async def answer() -> tuple[Generation, EngineStats]:
+        request = GenerationRequest(request_id="forced", prompt_ids=[1, 2], table=table, seed=0)
+        return await asyncio.wait_for(client.generate(request), 10), await client.stats()
+
+    generation, stats = asyncio.run(answer())
+    assert (generation.token_ids.tolist(), generation.logprobs.tolist(), generation.policy) == ([7, 9], [0, 0], BASE)
+    assert (stats.requests, stats.completion_tokens, stats.forced_tokens, stats.sampled_tokens, stats.running) == (1, 2, 2, 0, 0)
