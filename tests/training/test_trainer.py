@@ -1,5 +1,6 @@
 """The trainer learns what it should, refuses what it must, and repeats itself bitwise."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +22,9 @@ from entente.training.trainer import Trainer
 from entente.training.update import Updater
 from storage.adapters import read_adapter
 from storage.index import Index, open_index
+from storage.json_files import read_object, sealed
 from storage.ledger import ledger_path, read_ledger, recorded_steps, restore_ledgers, write_ledger
-from storage.runs import RunPaths, checkpoint_steps
+from storage.runs import CHECKPOINT_MANIFEST, RunPaths, checkpoint_steps
 from storage.settings import StorageSettings
 from tests.damage import flip
 from tests.training.whole_step import whole_step
@@ -292,6 +294,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_its_step_repeated_from_its_ledger
     whole_step(again, 2, 1)
     assert run_files(paths) == before
     assert [path.name.split("-")[0] for path in paths.checkpoints.glob(".step*")] == [".step_000002.damaged"]
+
+
+def test_a_checkpoint_of_another_release_is_refused_if_it_is_whole_and_set_aside_if_not(paths, model):
+    whole_step(trainer_for(paths, model), 1, 4)
+    manifest = paths.checkpoint(1) / CHECKPOINT_MANIFEST
+    record = read_object(manifest)
+    manifest.write_text(sealed({name: value for name, value in record.items() if name != "checksum"} | {"format": 99}))
+    with pytest.raises(InputError, match=r"has format 99, .*: use the release that wrote it"):
+        trainer_for(paths, model)
+    manifest.write_text(json.dumps(record | {"format": 99}))
+    again = trainer_for(paths, model)
+    assert again.step_done == 0 and "its checksum is wrong" in again.set_aside[0]
 
 
 def test_an_adapter_that_is_damaged_or_gone_is_published_again_from_the_checkpoint(paths, model):
