@@ -57,6 +57,8 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
     known = {published, weights_hash(source.base)} if version is None else {published} - {""}
     own = [] if run is None else read_matches(run.matches)
     for place, match in enumerate([*own, *map(_read_match, files)]):
+        if any(match == earlier for earlier, _ in matches):  # a match of the version's run that was named too
+            continue
         for player in match.players:
             # A copied run has another name than its matches say: in these, its own versions are those named without a run.
             of_run = (
