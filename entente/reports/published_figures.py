@@ -64,7 +64,7 @@ def measured_figures(source: Source, published: str, files: Sequence[Path]) -> d
             of_run = (
                 version is not None
                 and (player.run == version.run or (place < len(own) and player.run and ":" not in player.name))
-                and player.adapter_hash == version.adapter_hash
+                and (player.adapter_hash, player.weights_hash) == (version.adapter_hash, version.weights_hash)
             )
             if of_run or player.weights_hash in known:  # in one seat, or in six
                 matches.append((match, player.name.removesuffix(SEARCHES)))

@@ -411,6 +411,17 @@ def test_the_matches_of_a_version_s_run_are_on_its_card(
     assert f"against six of {named.get(opponents, opponents)}" in " ".join(card.split())
 
 
+def test_a_match_of_another_base_whose_run_had_this_name_is_not_on_the_card(stored_run: RunPaths, tmp_path: Path):
+    source = find_version("before:v0", stored_run.root.parent)
+    assert source.version is not None
+    former = replace(source.version, weights_hash="of a base that the name had before")
+    settings = MatchSettings(players=("before:v0",), opponents="random")
+    table = MatchTable(games=7, clusters=7, players=(), pairs=(), rejected=0)
+    write_match(tmp_path, MatchRecord(label="one", settings=settings, players=(former,), table=table))
+    with pytest.raises(InputError, match="did not play in the match"):
+        publish_model(source, tmp_path / "models" / "base", stored_run.root.parent, [tmp_path / "one.json"])
+
+
 def test_the_settings_of_a_card_make_the_policy_again(models: Path, stored_run: RunPaths, tmp_path: Path):
     made = models / "_models" / "small"
     stored = json.loads((made / "recipe.json").read_text())
