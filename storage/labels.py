@@ -24,8 +24,9 @@ _MADE_BY = "made_by"
 _CURE = "remove the file; `entente label` makes it again."
 SEARCH = "search"
 """The entry of `made_by` that must be equal in all folders that are read together."""
-_MAY_SHARE = {"years": None, "search_share": None, "opponents": None}
-"""Games of one number that differ in these alone may be the same: the longer begins as the shorter, the others are drawn."""
+_MAY_SHARE = {"years": None, "search_share": None, "opponents": None, "code": None}
+"""Games of one number that differ in these alone may be the same: the longer begins as the shorter, search and opponents are
+drawn, and most changes of the code change no game."""
 
 
 def label_path(folder: Path, first_game: int) -> Path:

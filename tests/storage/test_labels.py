@@ -72,7 +72,7 @@ def test_folders_of_two_searches_and_one_folder_twice_are_refused(tmp_path):
         read_labels([first, folder_of(tmp_path, "other", OTHER_SEARCH)])
     with pytest.raises(InputError, match="hold labels of the same games"):
         read_labels([first, first])
-    for drawn in ({"years": 20}, {"search_share": 0.6}, {"opponents": "dumbbot*4,v0"}):
+    for drawn in ({"years": 20}, {"search_share": 0.6}, {"opponents": "dumbbot*4,v0"}, OTHER_CODE):
         with pytest.raises(InputError, match="hold labels of the same games"):
             read_labels([first, folder_of(tmp_path, f"other {[*drawn]}", MADE_BY | drawn)])
     with pytest.raises(InputError, match=r"there are no labels in .*none'"):
