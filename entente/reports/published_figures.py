@@ -11,6 +11,7 @@ from entente.evaluation.contestants import Contestant
 from entente.evaluation.intervals import format_interval
 from entente.evaluation.match_files import MatchRecord, read_match, read_matches
 from entente.evaluation.match_table import MEASURES, MatchTable
+from entente.evaluation.protocols import part_of_protocol
 from entente.evaluation.score_files import ScoreRecord, read_score
 from entente.evaluation.settings import Measure
 from entente.evaluation.strength import POLICY
@@ -111,7 +112,8 @@ def match_figures(record: MatchRecord, known_as: str, name: str) -> dict[str, An
         return name + player.removeprefix(known_as) if player.removesuffix(SEARCHES) == known_as else player
 
     asked = settings.model_copy(update={"players": (*map(renamed, settings.players),), "opponents": renamed(settings.opponents)})
-    return {"how": f"{table.games} games, {asked.description}", "table": measures_table(table, renamed)}
+    how = "; ".join(filter(None, (f"{table.games} games, {asked.description}", part_of_protocol(settings))))
+    return {"how": how, "table": measures_table(table, renamed)}
 
 
 def in_words(record: ScoreRecord) -> str:

@@ -28,6 +28,7 @@ from entente.evaluation.contestants import Contestant, resolve_contestant
 from entente.evaluation.intervals import Estimate
 from entente.evaluation.match_files import MatchRecord, write_match
 from entente.evaluation.match_table import MEASURES, MatchTable, PlayerResult
+from entente.evaluation.protocols import protocol_match
 from entente.evaluation.settings import MatchSettings
 from entente.game.board import Board
 from entente.game.prompts import board_text, power_text
@@ -38,6 +39,7 @@ from entente.inference.torch_engine import TorchEngine
 from entente.players.policy import DecisionRequest, PolicyPlayer, Sampled, Tokens
 from entente.reports import publish as publishing
 from entente.reports.publish import export_adapter, find_model, find_version, publish_model
+from entente.reports.published_figures import match_figures
 from entente.settings.layers import changed_settings, layered_settings
 from entente.telemetry.errors import DataError, InputError
 from entente.training.fetch_model import WHEELS, name_to_fetch
@@ -409,6 +411,14 @@ def test_the_matches_of_a_version_s_run_are_on_its_card(
     named = {"v2": "models/two"}
     assert card.count(f"| {named.get(measured, measured)} | 0.50") == 1
     assert f"against six of {named.get(opponents, opponents)}" in " ".join(card.split())
+
+
+def test_a_card_says_that_a_match_is_a_part_of_its_protocol():
+    settings = MatchSettings(**protocol_match("gunboat-1910", ("v2",), "", {"games": 7}))
+    table = MatchTable(games=7, clusters=7, players=(), pairs=(), rejected=0)
+    for games, said in ((7, "; this is a part of protocol gunboat-1910: 7 of its 210 games"), (210, "protocol gunboat-1910")):
+        record = MatchRecord(label="one", settings=settings.model_copy(update={"games": games}), players=(), table=table)
+        assert match_figures(record, "v2", "models/two")["how"].endswith(said)
 
 
 def test_a_match_of_another_base_whose_run_had_this_name_is_not_on_the_card(stored_run: RunPaths, tmp_path: Path):
