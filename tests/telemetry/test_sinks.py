@@ -216,9 +216,9 @@ def test_a_variable_that_wandb_refuses_is_one_sentence_and_the_run_goes_on(
     value: str,
     mode: sinks.WandbMode,
 ):
+    wandb.teardown()  # it reads the environment once; the end of a service of an earlier test removes WANDB_SERVICE
     monkeypatch.setenv(name, value)
     monkeypatch.setenv("WANDB_NOTES", "a secret")
-    wandb.teardown()  # it reads the environment once
     with MetricLog(tmp_path / "metrics.jsonl", "a run", TelemetrySettings(wandb=mode), {}) as log:
         log.log(1, {"train/loss": 0.5})
     log.finish(failed=True)

@@ -68,10 +68,10 @@ def test_rows_drawn_under_another_mask_or_temperature_stop_the_run(run_with_rows
 
 def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engine, model, monkeypatch):
     """The trainer's legal sets come from the rows: an altered set is another distribution."""
-    sample = PolicyPlayer.sample
+    decide = PolicyPlayer.decide
 
     async def narrowed(self, *arguments):
-        sampled = await sample(self, *arguments)
+        sampled = await decide(self, *arguments)
         ids, offsets = sampled.legal_ids, sampled.legal_offsets
         widest = int(np.argmax(np.diff(offsets)))
         token = sampled.generation.token_ids[widest]
@@ -80,7 +80,7 @@ def test_a_row_with_one_legal_id_too_few_stops_the_run(run_with_rows, exact_engi
         cut[widest + 1 :] -= 1
         return replace(sampled, legal_ids=np.delete(ids, place), legal_offsets=cut)
 
-    monkeypatch.setattr(PolicyPlayer, "sample", narrowed)
+    monkeypatch.setattr(PolicyPlayer, "decide", narrowed)
     with pytest.raises(TrainingError, match="disagree"):
         trainer_for(run_with_rows(exact_engine(), groups=1, forks=2), model).measure_mismatch(begins=True)
 
