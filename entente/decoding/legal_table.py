@@ -103,8 +103,8 @@ class LegalTable:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "LegalTable":
-        """Read and check a table; whoever samples by it compares `largest_id` with the vocabulary. Raises DataError if it is not
-        a complete, acyclic table."""
+        """Read and check a table, but not against a vocabulary: an engine compares `largest_id` with its own. Raises DataError if
+        it is not a complete, acyclic table."""
         if len(data) < 16 or len(data) % 4:
             raise DataError(f"legal table of {len(data)} bytes is incomplete")
         values = np.frombuffer(data, "<i4")

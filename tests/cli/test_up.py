@@ -86,7 +86,7 @@ def test_up_starts_what_the_ui_needs_again_is_harmless_and_down_ends_it_and_noth
         and first.stdout.count("work pool       local") == 1
     )
     assert (folder / ".prefect" / "key").stat().st_mode & 0o777 == 0o600
-    assert httpx.post(f"{api}/deployments/filter", json={}).status_code == 401, "nobody without the key is told anything"
+    assert httpx.post(f"{api}/deployments/filter", json={}).status_code == 401, "without the key nobody gets an answer"
     preflight = {"origin": "http://evil.example", "access-control-request-method": "POST"}
     asked = httpx.options(f"{api}/deployments/filter", headers=preflight)
     assert "access-control-allow-origin" not in asked.headers, "no other page may ask"
