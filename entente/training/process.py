@@ -37,6 +37,7 @@ import psutil
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
+from entente.decoding.base_identity import base_identity
 from entente.records.policy_version import PolicyVersion, TrainedStep
 from entente.telemetry import errors
 from entente.telemetry.cards import VARIABLE, Card
@@ -48,7 +49,7 @@ from storage.control import part_sources, source_hash
 from storage.files import file_lock
 from storage.ledger import Eligible
 from storage.retention import RetentionSettings
-from storage.runs import RunPaths
+from storage.runs import RunPaths, hashes_file
 from storage.settings import StorageSettings
 
 if TYPE_CHECKING:  # the flow's process does not load torch
@@ -415,7 +416,7 @@ def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, T
 
     training = TrainingSettings.model_validate(opening["training"])
     if peers is not None:
-        _check_programs(peers, training.loss)
+        _check_machines(peers, opening, training.loss)
     if peers is not None and choose_device(training.device).type == "cuda":
         if torch.cuda.device_count() <= peers.local_rank:
             raise InputError(
@@ -426,13 +427,17 @@ def _load(opening: Mapping[str, Any], peers: "Peers | None") -> "tuple[Policy, T
     return Policy(Path(opening["model"]), training, fsdp=peers is not None and training.fsdp), training
 
 
-def _check_programs(peers: "Peers", loss: str) -> None:
-    """Raise InputError on rank 0 if another process, such as one on another machine, has other code of this program or loss."""
+def _check_machines(peers: "Peers", opening: Mapping[str, Any], loss: str) -> None:
+    """Raise InputError on rank 0 if another process, such as one on another machine, has other code of this program or loss, or
+    another machine another base model. Only rank 0 has the runs, and so the file with the hashes of models."""
     ours = {name: source_hash(name) for name in ("entente", "storage")} | part_sources([loss])
+    if peers.local_rank == 0:
+        hashes = hashes_file(Path(opening["run"]).parent) if peers.leads else None
+        ours["the base model"] = base_identity(Path(opening["model"]), hashes)
     for rank, theirs in enumerate(peers.gather(ours)):
-        if theirs is not None and (other := [name for name, mark in ours.items() if theirs[name] != mark]):
+        if theirs is not None and (other := [name for name, mark in ours.items() if theirs.get(name, mark) != mark]):
             raise InputError(
-                f"process {rank} of the trainer has another version of {', '.join(other)}: install the same version on all "
+                f"process {rank} of the trainer has another version of {', '.join(other)}: put the same one on all "
                 "machines, and start the run and the other torchrun again"
             )
 

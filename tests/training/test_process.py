@@ -142,11 +142,17 @@ def test_two_trainers_of_one_run_exclude_each_other_and_one_that_dies_is_reporte
         first.close()  # what could not be sent is not tried again, which would be another error
 
 
-def test_a_process_of_another_machine_with_another_program_is_refused(tmp_path):
+@pytest.mark.parametrize("what", ["entente", "the base model"])
+def test_a_process_of_another_machine_with_another_program_or_base_is_refused(model, tmp_path, what: str):
     """It would compute its part of each gradient otherwise, and nothing would show that."""
-    peers: Any = SimpleNamespace(broadcast=lambda _: None, gather=lambda ours: [ours, {**ours, "entente": "00000000"}])
-    opening = {"run": str(tmp_path), "model": str(tmp_path), "training": {"processes": 2}}
-    with ExitStack() as stack, pytest.raises(InputError, match="process 1 of the trainer has another version of entente"):
+
+    def gather(ours: dict[str, str]) -> list[dict[str, str]]:
+        beside = {name: mark for name, mark in ours.items() if name != "the base model"}  # one process hashes for its machine
+        return [ours, beside, {**ours, what: "00000000"}]
+
+    peers: Any = SimpleNamespace(leads=True, local_rank=0, broadcast=lambda _: None, gather=gather)
+    opening = {"run": str(tmp_path / "run"), "model": str(model), "training": {"processes": 2}}
+    with ExitStack() as stack, pytest.raises(InputError, match=f"process 2 of the trainer has another version of {what}: put"):
         process._open(opening, stack, peers)
 
 
