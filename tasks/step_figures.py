@@ -70,7 +70,7 @@ class StepClock:
         before, self._stats = self._stats, after
         figures = {"rollout/ready_share": rolled.ready_share}
         if (passes := after.engine_steps - before.engine_steps) > 0:
-            if (sampled := after.sampled_tokens - before.sampled_tokens) > 0:  # else the servers' passes are of other processes
+            if (sampled := after.sampled_tokens - before.sampled_tokens) > 0:  # else no completion has ended
                 figures["rollout/occupancy"] = sampled / passes
             figures["rollout/preemptions"] = float(after.preemptions - before.preemptions)
         return figures | rollout_metrics(add_up(rolled.reports), now - began)

@@ -24,7 +24,8 @@ class EngineStats:
     cached_tokens: int = 0
     completion_tokens: int = 0
     sampled_tokens: int = 0
-    """Completion tokens that used a row of a forward pass; the others were forced and added without one."""
+    """Completion tokens that used a row of a forward pass; the others were forced and added without one. A vLLM
+    server forwards forced tokens too, except those at the start."""
     engine_steps: int = 0
     """Forward passes; sampled_tokens / engine_steps is the mean batch occupancy of decoding."""
     forced_tokens: int = 0

@@ -19,7 +19,7 @@ from entente.decoding.model_files import read_config
 from entente.inference.engine import Engine, EngineStats, check_request
 from entente.inference.server_arguments import start_limit_s
 from entente.inference.settings import InferenceSettings
-from entente.inference.vllm_server import PREEMPTED, STEPS, Call, CallFailed, ClientTimes, Server
+from entente.inference.vllm_server import PREEMPTED, SAMPLED, STEPS, Call, CallFailed, ClientTimes, Server
 from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, EngineLostError, EntenteError, InputError, VersionGoneError
@@ -125,12 +125,19 @@ class VllmClient(Engine):
             await self._drop(gone)
 
     async def stats(self) -> EngineStats:
-        """Counts of this client; forward passes and preemptions are those of the servers for all clients."""
+        """Counts of this client; forward passes, tokens sampled in them, and preemptions are the servers', for all clients."""
         with suppress(CallFailed, EngineError):  # keep the last known counts
             await asyncio.gather(*(server.count() for server in self._living))
-        steps, preempted = (int(sum(each.counts[name] for each in self._servers)) for name in (STEPS, PREEMPTED))
-        version = self._newest.version
-        return EngineStats(policy_version=version, engine_steps=steps, preemptions=preempted, **self._counts)
+        steps, sampled, preempted = (
+            int(sum(each.counts[name] for each in self._servers)) for name in (STEPS, SAMPLED, PREEMPTED)
+        )
+        return EngineStats(
+            policy_version=self._newest.version,
+            engine_steps=steps,
+            sampled_tokens=sampled,
+            preemptions=preempted,
+            **self._counts,
+        )
 
     def events(self) -> dict[str, int]:
         return {name: self._events[name] for name in EVENTS}
@@ -207,8 +214,6 @@ class VllmClient(Engine):
             cached_tokens=generation.cached_tokens,
             completion_tokens=len(generation.token_ids),
             forced_tokens=int(np.count_nonzero(np.diff(offsets) == 1)),
-            # A server computes forced tokens too, except those at the start.
-            sampled_tokens=len(generation.token_ids) - len(request.table.forced(request.table.start)[0]),
         )
 
     # -- versions -------------------------------------------------------------------------------------------------------

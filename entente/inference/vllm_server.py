@@ -36,7 +36,7 @@ from entente.records.policy_version import BASE, PolicyVersion
 from entente.records.rows import Generation, GenerationRequest
 from entente.telemetry.errors import DataError, EngineError, InputError
 
-STEPS, PREEMPTED = "vllm:iteration_tokens_total_count", "vllm:num_preemptions_total"
+STEPS, SAMPLED, PREEMPTED = "vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:num_preemptions_total"
 LARGE_BODY = 1 << 20
 """Bytes above which a body is sent in chunks, so that it does not block the event loop."""
 
@@ -88,7 +88,7 @@ class Server:
         self.loaded: set[PolicyVersion] = set()
         self.calls: set[Call] = set()
         self.failures = 0
-        self.counts = {STEPS: 0.0, PREEMPTED: 0.0}
+        self.counts = {STEPS: 0.0, SAMPLED: 0.0, PREEMPTED: 0.0}
         """Sums since the start of this client, over restarts of the server."""
         self._model, self._settings, self._times, self._probes = model, settings, times, probes
         self._eos_id = end_token_ids(model)[0]

@@ -29,7 +29,10 @@ METRICS: dict[str, Metric] = (
         prefix_hit_share=("share", "cached_tokens / prompt_tokens"),
         completion_tokens=("tokens", "of the same decisions, forced ones included"),
         tokens_per_s=("tokens/s", "completion tokens over the step's wall time"),
-        occupancy=("requests", "mean requests decoded together by the flow's engine over the step; absent if it sampled nothing"),
+        occupancy=(
+            "requests",
+            "mean requests decoded together by the flow's engine, on servers those of all clients; absent without any",
+        ),
         forced_share=("share", "of rollout/completion_tokens, those that had a single legal id"),
         thought_tokens_mean=("tokens", "sampled before the orders of a decision, with the end of the thought; absent without"),
         thought_truncated_share=("share", "of the thoughts, those that prompts.thinking_tokens ended, not the model"),

@@ -337,23 +337,16 @@ def test_preemptions_are_counted_from_the_first_page_on(host, servers, clients):
     assert read_counter(page, "vllm:a") == 5.0
 
 
-def test_forced_tokens_between_choices_and_certain_ones_count_as_a_server_computes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Each token after the forced start uses a pass, also a forced one and one of probability 1."""
-    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
-    client = VllmClient((), InferenceSettings(), tmp_path, None)
-    offsets, ids, targets = (np.array(values, np.int32) for values in ([0, 1, 3, 4, 5], [7, 1, 2, 8, 9], [1, 2, 2, 3, -1]))
-    table = LegalTable(offsets=offsets, token_ids=ids, next_nodes=targets, longest=4)
-    request = GenerationRequest(request_id="certain", prompt_ids=[1, 2], table=table, seed=0)
-
-    async def answer(request: GenerationRequest) -> Generation:
-        return Generation(token_ids=np.array([7, 1, 8, 9]), logprobs=np.zeros(4, np.float32), policy=BASE, worker="double")
-
-    monkeypatch.setattr(client, "_sample", answer)
-    asyncio.run(client.generate(request))
-    stats = asyncio.run(client.stats())
-    assert (stats.completion_tokens, stats.forced_tokens, stats.sampled_tokens) == (4, 3, 3)
+def test_sampled_tokens_are_counted_as_forward_passes_are_for_all_clients_of_a_server(host, servers, clients, request_for):
+    """Else the requests decoded together, their ratio, would be too few for each run that shares a server."""
+    server = servers()
+    here, there = clients(server), clients(server)
+    before = host.submit(here.stats()).result(timeout=10)
+    answers = sample(host, there, [request_for(number) for number in range(4)]).result(timeout=20)
+    after = host.submit(here.stats()).result(timeout=10)
+    assert after.engine_steps > before.engine_steps and after.completion_tokens == 0
+    passes = after.sampled_tokens - before.sampled_tokens
+    assert len(answers) < passes <= sum(len(answer.token_ids) for answer in answers)
 
 
 def test_a_completion_without_a_choice_needs_no_server(tmp_path: Path):

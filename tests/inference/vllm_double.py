@@ -155,6 +155,7 @@ class VllmDouble:
             f'vllm:num_preemptions_total{{engine="0",model_name="m"}} {self.preemptions}.0\n'
             f'vllm:iteration_tokens_total_bucket{{le="1.0"}} 7.0\n'
             f'vllm:iteration_tokens_total_count{{engine="0",model_name="m"}} {stats.engine_steps}.0\n'
+            f'vllm:generation_tokens_total{{engine="0",model_name="m"}} {stats.sampled_tokens}.0\n'
         )
 
     async def _models(self, request: web.Request) -> web.Response:

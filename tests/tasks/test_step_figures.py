@@ -68,8 +68,7 @@ def test_rollouts_that_were_played_elsewhere_have_their_tokens_and_nothing_of_th
     assert not {"rollout/occupancy", "rollout/preemptions"} & set(found)
 
 
-def test_servers_that_sample_for_dask_workers_alone_have_no_occupancy_here():
-    """Forward passes of `inference.urls` are counted for all clients, tokens for the one in the flow."""
+def test_forward_passes_before_any_completion_has_ended_have_no_occupancy():
     found = figures_of((REPORT,), replace(NONE, engine_steps=50, preemptions=2))
     assert "rollout/occupancy" not in found and found["rollout/preemptions"] == 2
 
