@@ -10,6 +10,7 @@ leaves phases without a shard, which the next call removes.
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import psutil
 from pydantic import Field
 
 from entente.telemetry.errors import DataError
@@ -183,8 +183,19 @@ def _aged(folder: Path, pattern: re.Pattern[str], age_s: float, now: float, why:
         if match is None or now - entry.touched() < age_s:
             continue
         maker = match.groupdict().get("maker")
-        if maker is None or not psutil.pid_exists(int(maker)):
+        if maker is None or not _exists(int(maker)):
             yield _removable(entry, why)
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is such a process, also one of another user, which /proc may hide (hidepid)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _own_folders(paths: RunPaths) -> list[Path]:

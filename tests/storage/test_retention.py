@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -180,7 +181,12 @@ def test_what_a_killed_process_left_goes_after_an_hour_not_before(run: RunPaths,
     assert gone(run, by_age, time.time() + 1.1 * HOUR) == {str(left.relative_to(run.root))}
 
 
-def test_what_a_living_process_is_making_stays_however_long_it_takes(run: RunPaths, by_age: RetentionSettings):
+def test_what_a_living_process_is_making_stays_however_long_it_takes(
+    run: RunPaths, by_age: RetentionSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where /proc hides the processes of other users (hidepid)."""
+    (tmp_path / "proc").mkdir()
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "proc"))
     make_file(name_aside(run.summary))
     assert gone(run, by_age, time.time() + 50 * HOUR) == set()
 
