@@ -16,11 +16,12 @@ from entente.records.label import Label
 from entente.telemetry.errors import DataError, InputError
 from entente.telemetry.setting_marks import leaves
 from storage.arrow_files import LABEL_SCHEMA, map_arrow, metadata_of, to_table, write_arrow
-from storage.files import names_in
+from storage.files import file_lock, names_in
 
 LABEL_FOLDER = "_labels"
 """Folder of all labels, beside the runs."""
 _MADE_BY = "made_by"
+_LOCK_S = 60.0
 _CURE = "remove the file; `entente label` makes it again."
 SEARCH = "search"
 """The entry of `made_by` that must be equal in all folders that are read together."""
@@ -40,9 +41,21 @@ def publish_labels(folder: Path, first_game: int, labels: Sequence[Label], made_
     return write_arrow(to_table(labels, Label), path, about)
 
 
-def check_made_alike(folder: Path, made_by: Mapping[str, Any]) -> None:
-    """Raise InputError if the folder has labels that were not made by `made_by`; DataError if a file is damaged."""
-    tables = read_labels([folder]) if names_in(folder) else []
+def publish_alike(folder: Path, first_game: int, labels: Sequence[Label], made_by: Mapping[str, Any]) -> None:
+    """Like `publish_labels`; raises InputError if another command has published other labels in the folder meanwhile."""
+    with file_lock(folder / ".lock", wait_s=_LOCK_S) as mine:
+        if not mine:
+            raise DataError(f"'{folder}/.lock' was held for {_LOCK_S:.0f} s: stop the `entente label` that holds it, and go on.")
+        check_made_alike(folder, made_by, 1)
+        publish_labels(folder, first_game, labels, made_by)
+        (folder / ".lock").unlink()
+
+
+def check_made_alike(folder: Path, made_by: Mapping[str, Any], most: int | None = None) -> None:
+    """Raise InputError if the folder has labels that were not made by `made_by`; DataError if a file is damaged. `most`: files to
+    look at; None: all."""
+    there = sorted(folder.glob("[!.]*.arrow"))[:most]
+    tables = read_labels([folder], there) if there else []
     if tables and (difference := _difference(_made_by(tables[0]), made_by)):
         cure = "go on with the release that made them" if difference.startswith("code.") else "keep that"
         raise InputError(f"the labels in '{folder}' were made with {difference}: {cure}, or name another folder")

@@ -25,7 +25,7 @@ from entente.telemetry.errors import EngineError, InputError
 from entente.telemetry.setting_marks import Seed, Settings
 from storage.control import code_of_play
 from storage.files import file_lock
-from storage.labels import label_path, publish_labels
+from storage.labels import label_path, publish_alike
 
 GAMES_A_FILE = 4
 """About a minute of work on one core, which a kill loses."""
@@ -96,7 +96,7 @@ async def label_file(folder: Path, first_game: int, settings: LabelSettings, pol
         numbers = range(first_game, first_game + GAMES_A_FILE)
         games = await asyncio.gather(*(label_game(number, settings, policy) for number in numbers))
         labels = [label for game in games for label in game]
-        await asyncio.to_thread(publish_labels, folder, first_game, labels, about)
+        await asyncio.to_thread(publish_alike, folder, first_game, labels, about)
         lock.unlink(missing_ok=True)
     return len(labels)
 

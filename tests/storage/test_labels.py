@@ -8,7 +8,7 @@ import pytest
 from entente.records.label import Label
 from entente.telemetry.errors import DataError, InputError
 from storage import arrow_files
-from storage.labels import check_made_alike, label_path, publish_labels, read_labels
+from storage.labels import check_made_alike, label_path, publish_alike, publish_labels, read_labels
 
 SEARCH = {"playouts": 80, "value": "centres"}
 MADE_BY: dict[str, Any] = {"years": 10, "search": SEARCH, "policy": {"weights": "aa"}, "code": {"entente.game": "1"}}
@@ -52,6 +52,17 @@ def test_labels_of_folders_made_by_one_search_are_read_together(tmp_path):
 def test_a_folder_goes_on_only_as_it_began(tmp_path, made_by, why):
     with pytest.raises(InputError, match=f"were made with {why}, or name another folder"):
         check_made_alike(folder_of(tmp_path), made_by)
+
+
+def test_of_two_commands_that_begin_a_folder_at_once_one_is_refused(tmp_path):
+    folder = tmp_path / "round-1"
+    for made_by in (MADE_BY, OTHER_POLICY):
+        check_made_alike(folder, made_by)
+    publish_alike(folder, 0, labels(0), MADE_BY)
+    with pytest.raises(InputError, match=r"policy\.weights 'aa', not 'bb': keep that, or name another folder"):
+        publish_alike(folder, 4, labels(4), OTHER_POLICY)
+    publish_alike(folder, 8, labels(8), MADE_BY)
+    assert sorted(path.name for path in folder.iterdir()) == ["000000.arrow", "000008.arrow"]
 
 
 def test_labels_of_two_kinds_in_one_folder_are_refused(tmp_path):
