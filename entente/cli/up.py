@@ -24,7 +24,7 @@ import psutil
 from cyclopts import Parameter, validators
 
 from entente.prefect_server.automations import apply, limit_queue, read_all, server_client
-from entente.prefect_server.database import check_database
+from entente.prefect_server.database import check_database, database_file
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.prefect_server.own_server import check_client, check_home, last_words, wait_until_up, who_answers
 from entente.prefect_server.server_key import check_listener, key_file, send_key, want_key
@@ -181,6 +181,16 @@ def _check_started(api: str, pool: str) -> None:
             raise InputError(f"the {each.what} that `entente up` started here is for {address}{also}: run `entente down` first")
 
 
+def _check_machines() -> None:
+    """Raise InputError if a server on another machine has the database that one started here would open."""
+    there = next((each.host for each in _started() if each.what == "server" and each.is_elsewhere()), "")
+    if there and database_file() is not None:
+        raise InputError(
+            f"`entente up` on '{there}' started a server with this PREFECT_HOME, and two would damage the database: run `entente "
+            f"down` there (remove '{_in_prefect_home(_RECORD)}' if it no longer runs), or set another PREFECT_HOME here"
+        )
+
+
 def _plain(address: str) -> str:
     return address.replace("//localhost:", "//127.0.0.1:")
 
@@ -209,6 +219,7 @@ def _server(address: str, port: int) -> None:
     if _is_taken(port):
         raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     check_home()
+    _check_machines()
     check_database()
     want_key()
     log = _in_prefect_home("server.log")

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +159,24 @@ def test_what_another_machine_with_this_folder_started_stays_in_the_record(tmp_p
     up.down()
     ours.wait(5)
     assert up._started() == [theirs], "its own `down` needs it"
+
+
+def test_no_server_starts_on_the_database_of_one_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def starts() -> None:
+        raise RuntimeError
+
+    for name in [name for name in os.environ if name.startswith("PREFECT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    port = free_port()
+    monkeypatch.setattr(up, "want_key", starts)
+    theirs = up.Started("server", 1, "its boot 5", f"http://127.0.0.1:{port}/api", host="another")
+    (tmp_path / "up.json").write_text(json.dumps([asdict(theirs)]))
+    with pytest.raises(InputError, match=r"on 'another' started a server with this PREFECT_HOME, .*: run `entente down` there"):
+        up._server(f"http://127.0.0.1:{port}", port)
+    (tmp_path / "up.json").write_text(json.dumps([asdict(replace(theirs, host=socket.gethostname()))]))
+    with pytest.raises(RuntimeError):  # a server of this machine that has ended gets a successor
+        up._server(f"http://127.0.0.1:{port}", port)
 
 
 WORKER = """
