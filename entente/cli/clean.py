@@ -14,9 +14,9 @@ from entente.cli.options import RunsRoot
 from entente.cli.terminal import cell, output_console
 from entente.inference.memory_plan import size_text
 from entente.telemetry.errors import DataError, EntenteError, InputError
-from storage.files import file_lock
+from storage.files import entries_in, file_lock
 from storage.retention import Removable, RetentionSettings, removable_asides, removable_in_run, remove
-from storage.runs import CACHE_FOLDER, LATEST, MODEL_FOLDER, RunPaths, check_name, run_names
+from storage.runs import LATEST, RunPaths, check_name, run_names
 
 _Names = Annotated[list[str] | None, Parameter(help="Clean only these runs, and not the shared folders.", negative="")]
 
@@ -117,7 +117,10 @@ def _known_run(runs_root: Path, name: str) -> RunPaths:
 
 
 def _shared_folders(runs_root: Path) -> list[Path]:
-    return [runs_root, runs_root / CACHE_FOLDER, runs_root / MODEL_FOLDER]
+    """Those beside the runs, and the folders in them: caches, models, matches, labels, games."""
+    shared = [each.path for each in entries_in(runs_root) if each.is_folder and each.path.name.startswith("_")]
+    inner = [each.path for folder in shared for each in entries_in(folder) if each.is_folder and each.path.name[0] != "."]
+    return [runs_root, *shared, *inner]
 
 
 def _show(removables: Iterable[Removable]) -> None:

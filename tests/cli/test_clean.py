@@ -1,5 +1,6 @@
 """`entente runs clean` says what goes and removes just that; on a dry run, and of a run at work, it removes nothing."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -113,3 +114,14 @@ def test_nothing_is_removed_behind_a_link_and_the_sentence_says_how(entente, run
     assert f"clean it by --runs-root {elsewhere} --run done" in entente("runs", "clean", "--run", "done").stderr
     assert "runs/done: left alone, it is a link" in entente("runs", "clean").stdout
     assert content(elsewhere) == before
+
+
+def test_what_a_killed_process_left_goes_from_the_folders_beside_the_runs(entente):
+    for folder in ("_labels/round-1", "_teacher_games/dumbbot", "_matches", "_models"):
+        (entente.folder / "runs" / folder).mkdir(parents=True)
+        left = entente.folder / "runs" / folder / ".000004.arrow.999999999-0123abcd.tmp"
+        left.write_bytes(b"half")
+        os.utime(left, (0, 0))
+    assert len(content(entente.folder / "runs")) == 6 + 4
+    done = entente("runs", "clean")
+    assert done.returncode == 0 and len(content(entente.folder / "runs")) == 6, done
