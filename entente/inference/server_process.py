@@ -88,7 +88,7 @@ class ServerProcess:
                 if self.end.done():
                     raise EngineError(f"vLLM's server ended {self.ending()}")
                 if time.monotonic() - began >= limit_s:
-                    raise EngineError(f"vLLM's server did not start within {limit_s:g} s; its log is '{self._log}'")
+                    raise EngineError(f"vLLM's server did not start within {limit_s:g} s; {self._last_words()}")
                 await asyncio.wait({self.end}, timeout=_LOOK_EVERY_S)
 
     async def _answers(self, session: aiohttp.ClientSession) -> bool:
@@ -100,7 +100,11 @@ class ServerProcess:
 
     def ending(self) -> str:
         code = self._child.returncode if self._child is not None else None
-        return f"{how_it_ended(code)}; the last lines of its log '{self._log}':\n{last_lines(self._log)}"
+        return f"{how_it_ended(code)}; {self._last_words()}"
+
+    def _last_words(self) -> str:
+        """In the sentence, because the log may be a temporary file that goes with the server."""
+        return f"the last lines of its log '{self._log}':\n{last_lines(self._log)}"
 
     async def close(self, *, grace_s: float = _GRACE_S) -> None:
         """Stop the process group. It gets `grace_s` seconds to free its shared memory."""

@@ -83,7 +83,9 @@ def test_two_servers_have_keys_and_ports_of_their_own(fake):
     assert one.key != other.key and one.url != other.url
 
 
-@pytest.mark.parametrize(("mode", "sentence"), [("dies", "(?s)ended with exit code 1.*no such model"), ("hangs", "within 1 s")])
+@pytest.mark.parametrize(
+    ("mode", "sentence"), [("dies", "(?s)ended with exit code 1.*no such model"), ("hangs", "(?s)within 1 s.*loading weights")]
+)
 def test_a_start_that_fails_says_why_and_leaves_no_process(fake, mode: str, sentence: str):
     server = fake(mode)
     ended = []
