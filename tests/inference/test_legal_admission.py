@@ -26,7 +26,9 @@ def test_a_table_is_read_once_whatever_text_holds_it():
 BROKEN = encode_table(replace(TABLE, next_nodes=np.array([7], np.int32)))
 
 
-@pytest.mark.parametrize("bad", ["", "no base64!", "é", "AAAA", "A", b64encode(TABLE.to_bytes()[:-4]).decode(), BROKEN])
+@pytest.mark.parametrize(
+    "bad", ["", "no base64!", "!" + encode_table(TABLE), "é", "AAAA", "A", b64encode(TABLE.to_bytes()[:-4]).decode(), BROKEN]
+)
 def test_text_that_is_no_table_is_refused_each_time(bad: str):
     for _ in range(2):
         with pytest.raises(DataError):
