@@ -56,6 +56,8 @@ def replay(
         return
     model = model_or_none(settings, runs_root, run)  # boards need no tokenizer; the page says what is missing
     replayed = read_game(Inspector(paths, model, settings), game)
+    if replayed.game.lacking:
+        sys.stderr.write(f"{replayed.game.lacking}\n")
     default = paths.root / f"replay-{replayed.game.name.replace('/', '-')}.html"
     show_page(write_page(output, default, replay_html(replayed, runs_root), "replay"), open=open)
 

@@ -6,13 +6,13 @@ and a decision's id are names too. Reads neither tokens nor positions.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import duckdb
 
 from entente.telemetry.errors import DataError, InputError
-from storage.run_sql import connect
+from storage.run_sql import connect, left_out
 from storage.runs import RunPaths
 
 LISTED = 12
@@ -38,6 +38,8 @@ class GameName:
     """Centres that the policy's powers gained in total."""
     ambiguous: bool = False
     """Another producer of the run played this fork of this start group too."""
+    lacking: str = ""
+    """Of `latest`, `best` or `worst`: the sentence on the shards whose games were no choice; empty if there are none."""
 
     @property
     def name(self) -> str:
@@ -68,7 +70,7 @@ ORDER BY version, start_group, producer, fork
 
 def games_of(connection: duckdb.DuckDBPyConnection) -> list[GameName]:
     """All games with a decision of the policy, oldest first."""
-    names = [name for name in GameName.__annotations__ if name != "ambiguous"]
+    names = [name for name in GameName.__annotations__ if name not in ("ambiguous", "lacking")]
     rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in connection.sql(_ALL).fetchall()]
     producers: dict[tuple[int, int], set[str]] = {}
     for row in rows:
@@ -96,7 +98,7 @@ def find_game(paths: RunPaths, asked: str) -> GameName:
 def _find(connection: duckdb.DuckDBPyConnection, run: str, asked: str) -> GameName:
     games = games_to_replay(connection, run)
     if asked in _CHOICES:
-        return _CHOICES[asked](games)
+        return replace(_CHOICES[asked](games), lacking=left_out(connection))
     if asked.isdecimal():
         return _by_number(connection, games, run, int(asked))
     parts = _NAME.fullmatch(asked)

@@ -49,16 +49,17 @@ def as_data(game: ReplayedGame, runs_root: Path) -> dict[str, Any]:
 
 
 def _about(game: ReplayedGame) -> str:
+    lacking = f" Chosen among the games that can be read: {game.game.lacking}." if game.game.lacking else ""
     powers = [power.title() for power in game.game.powers]
     who = ", ".join(powers[:-1]) + " and " + powers[-1] if len(powers) > 1 else powers[0]
     against = "" if len(powers) == len(POWERS) else f" against {game.opponents} players"
     versions = {decision["policy_version"] for phase_row in game.phases for decision in phase_row.decisions.values()}
     if not versions:
-        return f"The policy played {who}{against}."
+        return f"The policy played {who}{against}.{lacking}"
     one = "the base" if versions == {0} else f"version {max(versions)}"
     drew = f"versions {min(versions)} to {max(versions)}" if len(versions) > 1 else one
     failed = "" if game.game.status == "complete" else " The game failed before its end."
-    return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}"
+    return f"The policy ({drew}) played {who}{against}, from a position of game {game.game_id}.{failed}{lacking}"
 
 
 def script_json(value: Any) -> str:

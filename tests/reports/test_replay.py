@@ -157,7 +157,8 @@ def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, m
     flip(file)
     with pytest.raises(DataError, match=rf"game {name} cannot be replayed: .*{file.name} has damaged rows"):
         read(run_folder, name, model)
-    assert read(run_folder, "latest", model).game.name != name
+    chosen = read(run_folder, "latest", model)
+    assert chosen.game.name != name and "1 damaged or missing files" in replay_html(chosen, run_folder.root.parent)
 
 
 def test_a_game_that_failed_before_its_first_position_is_told_in_a_sentence():
