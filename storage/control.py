@@ -7,11 +7,13 @@ also of users' bots. Machines with equal marks write the same rows.
 
 import hashlib
 import os
+import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -163,4 +165,31 @@ def check_sources(sources: Mapping[str, str]) -> None:
 def edited_since(sources: Mapping[str, str]) -> dict[str, str]:
     """Packages of `sources` (name -> hash) whose files differ from what this process loaded, with their hash now: a process that
     starts now, such as a trainer, loads these."""
-    return {package: now for package, loaded in sources.items() if (now := source_hash.__wrapped__(package)) != loaded}
+    hashes = {package: source_hash.__wrapped__(package) for package in sources}
+    return {name: now for name, now in hashes.items() if now != sources[name] or _has_former_code(name)}
+
+
+def _has_former_code(package: str) -> bool:
+    """Whether a function or method that this process has loaded is not in the package's files now: a notebook may import a module
+    and edit it before its first `source_hash`."""
+    for name, module in list(sys.modules.items()):
+        get_code, file = getattr(getattr(module, "__loader__", None), "get_code", None), getattr(module, "__file__", None)
+        if name.partition(".")[0] != package or get_code is None:
+            continue
+        try:
+            now = set(_codes(get_code(name)))
+        except (ImportError, OSError, SyntaxError):  # removed, or in the middle of an edit
+            return True
+        for value in vars(module).values():
+            for part in (value, *(vars(value).values() if isinstance(value, type) else ())):
+                code = getattr(getattr(part, "__wrapped__", part), "__code__", None)
+                if isinstance(code, CodeType) and code.co_filename == file and code not in now:
+                    return True
+    return False
+
+
+def _codes(code: object) -> Iterator[CodeType]:
+    if isinstance(code, CodeType):
+        yield code
+        for inner in code.co_consts:
+            yield from _codes(inner)

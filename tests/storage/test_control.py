@@ -1,6 +1,7 @@
 """What a run tells processes that play for it is whole whenever it is read."""
 
 import json
+from importlib import import_module
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -61,6 +62,19 @@ def test_a_package_that_was_edited_since_it_was_loaded_is_named_with_what_a_trai
     assert edited_since(sources).keys() == {"odd_reward"}
     source_hash.cache_clear()
     assert edited_since(sources) == {"odd_reward": source_hash("odd_reward")}
+
+
+def test_a_module_that_was_imported_and_edited_before_its_hash_was_taken_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = tmp_path / "odd_imported.py"
+    module.write_text("class Bot:\n    def order(self):\n        return 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import_module("odd_imported")
+    assert edited_since({"odd_imported": source_hash("odd_imported"), "storage": source_hash("storage")}) == {}
+    source_hash.cache_clear()
+    module.write_text("class Bot:\n    def order(self):\n        return 1000\n")
+    assert edited_since({"odd_imported": source_hash("odd_imported")}).keys() == {"odd_imported"}
 
 
 def test_a_package_in_a_wheel_or_with_a_linked_folder_has_the_hash_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
