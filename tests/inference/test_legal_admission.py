@@ -23,11 +23,15 @@ def test_a_table_is_read_once_whatever_text_holds_it():
     assert decode_table(text) is decode_table("".join(list(text))) and decode_table(text).to_bytes() == TABLE.to_bytes()
 
 
-BROKEN = encode_table(replace(TABLE, next_nodes=np.array([7], np.int32)))
+OUTSIDE = encode_table(replace(TABLE, next_nodes=np.array([7], np.int32)))
+CYCLE = LegalTable(
+    offsets=np.array([0, 1, 2], np.int32), token_ids=np.array([3, 4], np.int32), next_nodes=np.array([1, 0], np.int32), longest=2
+)
+BROKEN = b64encode(TABLE.to_bytes()[:-4]).decode()
 
 
 @pytest.mark.parametrize(
-    "bad", ["", "no base64!", "!" + encode_table(TABLE), "é", "AAAA", "A", b64encode(TABLE.to_bytes()[:-4]).decode(), BROKEN]
+    "bad", ["", "no base64!", "!" + encode_table(TABLE), "é", "AAAA", "A", BROKEN, OUTSIDE, encode_table(CYCLE)]
 )
 def test_text_that_is_no_table_is_refused_each_time(bad: str):
     for _ in range(2):
