@@ -1,6 +1,7 @@
 """`entente runs what-if`: continue a recorded position with other orders, under the same random numbers."""
 
 import asyncio
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -93,14 +94,17 @@ def _split(names: str) -> list[str]:
 
 def _position(game: str, phase: str, run: str, runs_root: Path) -> "tuple[RecordedPosition, str]":
     """The position and its run; "" for a game that was played in the browser."""
-    from entente.reports.games import is_name_of_run
+    from entente.reports.games import find_game, is_name_of_run
     from entente.reports.replayed import position_of_played_game, position_of_run
 
     if game.endswith(".json"):
         return position_of_played_game(Path(game), phase), ""
     if is_name_of_run(game):
         run = which_run(run, runs_root)
-        return position_of_run(RunPaths(runs_root / run), game, phase), run
+        found = find_game(paths := RunPaths(runs_root / run), game)
+        if found.lacking:
+            sys.stderr.write(f"{found.lacking}\n")
+        return position_of_run(paths, found, phase), run
     folder = runs_root / GAMES_FOLDER
     file = folder / f"{check_name(game, 'The game')}.json"
     if not file.exists():

@@ -123,13 +123,12 @@ def _decision(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def position_of_run(paths: RunPaths, game: str, phase: str) -> RecordedPosition:
-    found = find_game(paths, game)
-    path, phases = paths.shards / found.shard, dict[str, tuple[Board, OrderSets]]()
-    for row in phases_of(open_phases(path, open_shard(path)), found):
+def position_of_run(paths: RunPaths, game: GameName, phase: str) -> RecordedPosition:
+    path, phases = paths.shards / game.shard, dict[str, tuple[Board, OrderSets]]()
+    for row in phases_of(open_phases(path, open_shard(path)), game):
         orders = json.loads(row["orders"] or "{}")
         phases[row["phase"]] = _board(row), {power: tuple(orders[power]) for power in POWERS if orders.get(power)}
-    return _choose(f"game {found.name} of run {paths.root.name}", phases, phase)
+    return _choose(f"game {game.name} of run {paths.root.name}", phases, phase)
 
 
 def position_of_played_game(file: Path, phase: str) -> RecordedPosition:

@@ -12,6 +12,7 @@ import pytest
 from diplomacy.utils.order_results import BOUNCE, CUT, DISBAND, DISLODGED, DISRUPTED, NO_CONVOY, VOID
 
 from entente.cli.replay_game import replay
+from entente.cli.what_if import _position
 from entente.game.board import Board
 from entente.game.snapshot import POWERS
 from entente.reports.games import GameName
@@ -151,7 +152,7 @@ def test_a_game_that_is_not_there_is_one_sentence_with_those_there_are(trained, 
         replayed(name)
 
 
-def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path):
+def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, model: Path, capsys: pytest.CaptureFixture[str]):
     file = run_folder.shards / read(run_folder, "latest", model).game.shard
     name = read(run_folder, "latest", model).game.name
     flip(file)
@@ -159,6 +160,8 @@ def test_a_game_in_a_damaged_shard_is_told_by_that_shard(run_folder: RunPaths, m
         read(run_folder, name, model)
     chosen = read(run_folder, "latest", model)
     assert chosen.game.name != name and "1 damaged or missing files" in replay_html(chosen, run_folder.root.parent)
+    _position("latest", "", run_folder.root.name, run_folder.root.parent)
+    assert "1 damaged or missing files" in capsys.readouterr().err
 
 
 def test_a_game_that_failed_before_its_first_position_is_told_in_a_sentence():
