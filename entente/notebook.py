@@ -69,7 +69,7 @@ class Run:
     @property
     @_one_error
     def scores(self) -> "DuckDBPyRelation":
-        """A row per stored score, oldest first: centres gained, and the 95 % interval."""
+        """A row per stored score, versions in their order, then scripted players: centres gained, and the 95 % interval."""
         import pyarrow as pa
 
         from entente.evaluation.score_files import read_scores

@@ -1,6 +1,7 @@
 """Plays a match: plans the games, reads those already played, plays the rest, and writes the table."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
@@ -72,6 +73,7 @@ async def play_match_of(run: str, runs_root: Path, match: MatchSettings) -> dict
         players=tuple(everybody),
         table=table,
         cpu_seconds_a_game=round(spent / len(missing), 3) if missing else before.cpu_seconds_a_game if before else 0.0,
+        finished=before.finished if before and not missing else round(time.time(), 3),
         environment=environment(),
     )
     if before is not None and before.table.games > table.games:

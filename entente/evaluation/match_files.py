@@ -38,6 +38,8 @@ class MatchRecord:
     table: MatchTable
     cpu_seconds_a_game: float = 0.0
     """Over the games that the writing process played, including the start of worker processes; 0 if it played none."""
+    finished: float = 0.0
+    """Unix time at which its last game ended, seconds; 0 in files that were written without it."""
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -97,7 +99,7 @@ def write_match(folder: Path, record: MatchRecord) -> None:
 
 def read_matches(folder: Path) -> list[MatchRecord]:
     """All matches of a folder, the first finished first."""
-    return [read_match(file) for file in sorted(folder.glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path.name))]
+    return sorted(map(read_match, folder.glob("*.json")), key=lambda match: (match.finished, match.label))
 
 
 def read_match(file: Path) -> MatchRecord:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from entente.evaluation.intervals import Estimate
 from entente.evaluation.settings import EvaluationSettings
-from entente.evaluation.strength import Score
+from entente.evaluation.strength import POLICY, Score
 from entente.telemetry.errors import DataError
 from entente.telemetry.read_file import open_regular
 from storage.files import durable_write, make_directory
@@ -60,11 +60,12 @@ def read_score(paths: RunPaths, label: str) -> ScoreRecord | None:
 
 
 def read_scores(paths: RunPaths, *, track: bool = False) -> dict[str, ScoreRecord]:
-    """The records of a run by label, the first measured first; `track`: also those of versions between."""
+    """The records of a run by label: versions in their order, then scripted players. `track`: also those of versions between."""
     found = [*paths.scores.glob("*.json"), *(paths.track.glob("*.json") if track else ())]
-    files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
-    labels = [file.relative_to(paths.scores).with_suffix("").as_posix() for file in files]
-    return {label: record for label in labels if (record := read_score(paths, label)) is not None}
+    labels = [file.relative_to(paths.scores).with_suffix("").as_posix() for file in found]
+    records = [record for label in labels if (record := read_score(paths, label)) is not None]
+    records.sort(key=lambda record: (record.player != POLICY, record.policy_version, record.label))
+    return {record.label: record for record in records}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

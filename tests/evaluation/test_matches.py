@@ -176,6 +176,10 @@ def test_a_match_is_kept_game_by_game_and_read_back(tmp_path: Path):
     record = MatchRecord(label=label, settings=MIXED, players=players, table=match_table(games, MIXED))
     write_match(paths.matches, record)
     assert read_matches(paths.matches) == [record]
+    earlier = replace(record, label="later by name", finished=1.0)
+    write_match(paths.matches, replace(record, finished=2.0))
+    write_match(paths.matches, earlier)
+    assert read_matches(paths.matches)[0] == earlier, "a copy of a run has other file times"
 
 
 def test_the_label_is_of_the_question_and_not_of_how_much_is_played():

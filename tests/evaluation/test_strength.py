@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -120,6 +121,10 @@ def test_a_score_is_read_back_as_it_was_kept(uniform_engine, tokens, positions, 
     write_score(paths, kept)
     assert read_score(paths, "base") == kept and read_scores(paths) == {"base": kept}
     assert read_score(paths, "trained") is None
+    for label, who, version in (("random", "random", 0), ("trained", POLICY, 10), ("track/v000005", POLICY, 5)):
+        write_score(paths, replace(kept, label=label, player=who, policy_version=version))
+    os.utime(paths.scores / "base.json")  # a copy of a run has other file times
+    assert list(read_scores(paths, track=True)) == ["base", "track/v000005", "trained", "random"]
     (paths.scores / "base.json").write_text("{")
     with pytest.raises(DataError, match=r"base.json is not a score"):
         read_score(paths, "base")
