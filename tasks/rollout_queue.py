@@ -91,7 +91,8 @@ class RolloutQueue:
         expired = await self._collect(step)
         await self._publish_held(at_once=False)
         reports, self._reports = tuple(self._reports), []
-        queue = {"queue/in_flight": float(sum(group_range.count for group_range in self._in_flight.values()))}
+        in_flight = sum(group_range.count for group_range in self._in_flight.values())
+        queue = {"queue/depth": float(self._depth), "queue/in_flight": float(in_flight)}
         if not self.in_step:  # else the trainer was not asked
             queue |= {"queue/ready": float(self._ready), "queue/expired": float(expired)}
         return StepRollouts(reports=reports, ready_share=1 - missing / self._wanted, queue=queue)

@@ -135,13 +135,17 @@ def _troubles(chosen: list[Figures]) -> list[str]:
 
 
 def _buffer(chosen: list[Figures], steps: Mapping[int, Figures], settings: Mapping[str, Any]) -> list[str]:
-    depth = int(settings.get("pipeline", {}).get("buffer_depth", 0))
-    rollouts = median(figures.get("time/rollout_s", 0.0) for figures in steps.values())
-    training = median(sum(stages_of(figures)[name] for name in STAGES if name != "rollouts") for figures in steps.values())
+    def depth_of(figures: Figures) -> int:
+        return int(figures.get("queue/depth", settings.get("pipeline", {}).get("buffer_depth", 0)))
+
+    depth = depth_of(chosen[-1])  # a resumed run may have had another one before
+    chosen, alike = ([each for each in some if depth_of(each) == depth] for some in (chosen, steps.values()))
+    rollouts = median(figures.get("time/rollout_s", 0.0) for figures in alike)
+    training = median(sum(stages_of(figures)[name] for name in STAGES if name != "rollouts") for figures in alike)
     if depth == 0:
         longer = max(rollouts, training)
         return [
-            f"Rollouts and training take turns, because pipeline.buffer_depth is 0: {rollouts:.1f} s and {training:.1f} s. With "
+            f"Rollouts and training take turns with a pipeline.buffer_depth of 0: {rollouts:.1f} s and {training:.1f} s. With "
             f"a depth of 1 or 2, inside storage.max_policy_lag, a step would take about {longer:.1f} s."
         ]
     ready = _mean(chosen, "rollout/ready_share")

@@ -161,6 +161,7 @@ METRICS: dict[str, Metric] = (
     )
     | _group(
         "queue",
+        depth=("steps", "pipeline.buffer_depth of the step, which a resume may change"),
         in_flight=("start groups", "start groups still being played when the step had its rows, before more are started"),
         ready=("start groups", "start groups that the step could train on when it began; with a buffer of 2 or more, as expired"),
         expired=("groups", "advantage groups with spread that became too old since the step before, untrained"),

@@ -47,7 +47,7 @@ def planted(seconds: float, *names: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("figures", "part", "setting"),
     [
-        (planted(20, "time/rollout_wait_s", "time/rollout_s"), "rollouts", "pipeline.buffer_depth is 0"),
+        (planted(20, "time/rollout_wait_s", "time/rollout_s"), "rollouts", "with a pipeline.buffer_depth of 0"),
         (planted(20, "train/plan_s", "train/update_s"), "plan", "training.token_budget"),
         (planted(20, "train/update_s", "train/backward_s"), "backward", "training.threads"),
         (planted(20), "orchestration", "rollouts.start_groups"),
@@ -96,6 +96,22 @@ def test_why_step_3_takes_twice_as_long_is_told_as_an_empty_buffer():
     told = explain_run({1: quick, 2: quick}, settings)
     assert told.parts["rollouts"] == 0 and "The update computes" in " ".join(told.sentences)
     assert not any("The buffer was empty" in sentence for sentence in told.sentences)
+
+
+def test_the_depth_of_the_buffer_is_that_of_the_explained_step_and_times_are_those_of_its_like():
+    """A run that was resumed with another depth has steps of both."""
+    settings, waits = (
+        {"pipeline": {"buffer_depth": 2}, "inference": {"max_sequences": 32}},
+        ("time/rollout_wait_s", "time/rollout_s"),
+    )
+    before = planted(20, *waits) | {"queue/depth": 0.0}
+    since = planted(90, *waits) | {"queue/depth": 2.0, "rollout/ready_share": 0.0}
+    steps = {1: before, 2: before, 3: since}
+    assert any(
+        "take turns with a pipeline.buffer_depth of 0: 21.0 s" in each for each in explain_step(steps, 1, settings).sentences
+    )
+    for told in (explain_step(steps, 3, settings), explain_run(steps, settings)):
+        assert any("only 0% of" in each and "take 91.0 s" in each and "the 2 steps" in each for each in told.sentences)
 
 
 def test_a_buffer_that_only_the_first_step_found_empty_is_not_called_used_up():

@@ -235,7 +235,7 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
             assert [(each.step, each.after) for each in field.running] == [(1, None)], "nothing ahead of the first is begun"
             field.end()
             first = await taken
-            assert first.ready_share == 0.0 and set(first.queue) == {"queue/in_flight"}, "nobody counted what is ready"
+            assert first.ready_share == 0.0 and set(first.queue) == {"queue/depth", "queue/in_flight"}
             for step in range(1, LAST_STEP):
                 rollouts.play_ahead(step)
                 await settled()
