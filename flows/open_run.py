@@ -33,6 +33,7 @@ from entente.inference.host import EngineHost, start_engine
 from entente.inference.memory_plan import read_shape, trainer_share
 from entente.players.policy import Tokens
 from entente.records.policy_version import TrainedStep
+from entente.reports.read_run import read_run
 from entente.settings.cache_version import cache_sources
 from entente.settings.check_settings import check_settings, try_loss
 from entente.settings.find_model import check_length, check_room, token_budget
@@ -283,6 +284,7 @@ async def open_queue(settings: RunSettings, resources: OpenRun) -> AsyncIterator
             last_step=settings.steps,
             groups_per_task=groups_per_task(settings),
             step_done=resources.resume_point.step_done,
+            logged=read_run(resources.paths).steps,
         )
         yield await stack.enter_async_context(queue)
 

@@ -12,7 +12,7 @@ the same position; a published one is never played again (`play.py`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -63,13 +63,18 @@ class RolloutQueue:
         last_step: int,
         groups_per_task: int,
         step_done: int = 0,
+        logged: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
-        """`play` plays and publishes a range of groups, except published ones; it is idempotent."""
+        """`play` plays and publishes a range of groups, except published ones; it is idempotent. `logged`: the metrics of the
+        steps before a resume."""
         self._resources, self._play, self._depth, self._last_step = resources, play, depth, last_step
         self._groups_per_task = groups_per_task
         self._wanted = resources.rollouts.start_groups
         self._begun = step_done
         """Newest step with started groups."""
+        depths = {step: int(figures.get("queue/depth", 0)) for step, figures in (logged or {}).items()}
+        self._logged_to = max((step + before for step, before in depths.items() if before > 1), default=0)
+        """Newest step whose published start groups are in the metrics: a deeper buffer logged them when they were played."""
         self._held: asyncio.Future[PolicyVersion] | None = None  # version to serve before the rollouts of the next step
         self._publishing: asyncio.Task[None] | None = None
         self._in_flight: dict[asyncio.Future[Figures], GroupRange] = {}
@@ -174,17 +179,17 @@ class RolloutQueue:
             ledgers = ledgers_after(paths, step - 1 - DEEPEST_BUFFER)
             named.update(name for rows in ledgers for name in rows["shard"].unique().to_pylist())
         covered = coverage(paths, LOCAL_PRODUCER, first, self._wanted, named)
-        self._note_published(covered)
+        self._note_published(step, covered)
         size = self._groups_per_task
         return [
             (first + offset, min(size, count - offset)) for first, count in covered.missing for offset in range(0, count, size)
         ]
 
-    def _note_published(self, covered: Coverage) -> None:
+    def _note_published(self, step: int, covered: Coverage) -> None:
         for sentence in covered.set_aside:
             reporter().say(f"set aside, to be played again: {sentence}")
         # Else an earlier step has logged the rollouts that were played ahead of it.
-        if self.in_step and (covered.published or covered.set_aside):
+        if step > self._logged_to and (covered.published or covered.set_aside):
             missing = sum(count for _, count in covered.missing)
             self._reports.append(rollout_figures(covered, self._wanted - missing, self._resources.tokens.thinking))
 

@@ -85,7 +85,7 @@ def field() -> Field:
     return Field()
 
 
-def queue(field: Field, depth: int, groups_per_task: int = 1, paths: RunPaths | None = None) -> RolloutQueue:
+def queue(field: Field, depth: int, groups_per_task: int = 1, paths: RunPaths | None = None, **resumed: Any) -> RolloutQueue:
     resources: Any = SimpleNamespace(
         rollouts=SimpleNamespace(start_groups=START_GROUPS),
         paths=paths or RunPaths(Path("/nonexistent")),
@@ -94,7 +94,7 @@ def queue(field: Field, depth: int, groups_per_task: int = 1, paths: RunPaths | 
         trainer=field,
         spans=Spans(),
     )
-    return RolloutQueue(resources, field.play, depth=depth, last_step=LAST_STEP, groups_per_task=groups_per_task)
+    return RolloutQueue(resources, field.play, depth=depth, last_step=LAST_STEP, groups_per_task=groups_per_task, **resumed)
 
 
 def scene(run: Callable[[], Coroutine[Any, Any, Found]]) -> Found:
@@ -258,20 +258,26 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
     assert [group_range.step for group_range in field.begun] == list(range(1, LAST_STEP + 1))
 
 
-@pytest.mark.parametrize(("depth", "counted"), [(1, [START_GROUPS]), (2, [])])
+@pytest.mark.parametrize(
+    ("depth", "before", "counted"),
+    [(1, 1, [START_GROUPS]), (2, 2, []), (1, 2, []), (2, 1, [START_GROUPS])],
+)
 def test_rollouts_of_an_earlier_process_are_counted_unless_the_step_that_they_were_played_beside_has_logged_them(
-    field: Field, tmp_path: Path, depth: int, counted: list[int]
+    field: Field, tmp_path: Path, depth: int, before: int, counted: list[int]
 ):
     paths, rng = RunPaths(tmp_path).create(), random.Random(0)
     rows = [
-        make_decision(rng, LOCAL_PRODUCER, start_group=group, fork=fork) for group in range(START_GROUPS) for fork in range(2)
+        make_decision(rng, LOCAL_PRODUCER, start_group=START_GROUPS + group, fork=fork)
+        for group in range(START_GROUPS)
+        for fork in range(2)
     ]
-    publish_shard(paths, LOCAL_PRODUCER, 0, rows, [], {"run": "run"}, next_start_group=START_GROUPS)
+    publish_shard(paths, LOCAL_PRODUCER, START_GROUPS, rows, [], {"run": "run"}, next_start_group=2 * START_GROUPS)
     field.ready = list(range(START_GROUPS))
+    resumed = {"step_done": 1, "logged": {1: {"queue/depth": before}}}
 
     async def run() -> list[float]:
-        async with queue(field, depth, paths=paths) as rollouts:
-            return [report["start_groups"] for report in (await rollouts.take(1)).reports]
+        async with queue(field, depth, paths=paths, **resumed) as rollouts:
+            return [report["start_groups"] for report in (await rollouts.take(2)).reports]
 
     assert scene(run) == counted and not field.begun
 
