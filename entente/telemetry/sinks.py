@@ -205,7 +205,8 @@ class WandbRun:
 
 def _id_of(folder: Path, name: str) -> str:
     """The id of the run `name` in W&B. A copied folder has the id of its original, whose name and folder are beside it: the copy
-    gets a new id, under which it has logged no step. A run whose folder was moved keeps its id."""
+    gets a new id, under which it has logged no step, and so does a renamed run, which could be a copy from another machine. A run
+    whose folder was moved keeps its id."""
     file = folder / ".wandb_id"
     text = file.read_text(errors="surrogateescape") if file.is_file() else ""
     first, _, place = text.partition("\n")
@@ -215,6 +216,11 @@ def _id_of(folder: Path, name: str) -> str:
     if is_copy:  # unless another run has taken the place of a moved one
         is_copy = original.read_text(errors="surrogateescape").startswith(f"{known} ")
     if not known or owner not in ("", name) or is_copy:
+        if known:
+            reporter().say(
+                f"W&B gets a new entry for run '{name}' in '{folder}', because the former one is that of '{place or owner}' and "
+                "keeps the steps so far"
+            )
         known = secrets.token_hex(4)
         (folder / ".wandb_step").unlink(missing_ok=True)
     file.write_text(f"{known} {name}\n{folder.resolve()}", errors="surrogateescape")

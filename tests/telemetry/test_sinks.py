@@ -145,7 +145,7 @@ def test_a_copy_of_a_run_has_an_entry_of_its_own_with_every_step_that_it_trains(
 
 
 def test_a_copy_under_the_same_name_in_another_folder_has_an_entry_of_its_own_and_a_moved_run_keeps_its(
-    tmp_path: Path, opened: list[OpenRun]
+    tmp_path: Path, opened: list[OpenRun], said: list[str]
 ):
     """Both went on under one id: W&B mixed their steps, or dropped those of the one that was behind."""
     first, second, third = (tmp_path / root / "mine" for root in ("runs", "other", "moved"))
@@ -158,6 +158,17 @@ def test_a_copy_under_the_same_name_in_another_folder_has_an_entry_of_its_own_an
         MetricLog(folder / "metrics.jsonl", "mine", TelemetrySettings(), {}).close()
     mine, copy, mine_again, copy_again, moved = (run.id for run in opened)
     assert mine == mine_again != copy == copy_again == moved
+    assert len(said) == 1 and f"in '{second}', because the former one is that of '{first}'" in said[0]
+
+
+def test_a_renamed_run_says_that_its_earlier_steps_are_under_its_former_name(
+    tmp_path: Path, opened: list[OpenRun], said: list[str]
+):
+    for name in ("old", "new"):
+        (tmp_path / "old").rename(tmp_path / "new") if opened else (tmp_path / "old").mkdir()
+        MetricLog(tmp_path / name / "metrics.jsonl", name, TelemetrySettings(), {}).close()
+    assert len({run.id for run in opened}) == 2
+    assert len(said) == 1 and "W&B gets a new entry for run 'new'" in said[0] and f"'{tmp_path / 'old'}'" in said[0]
 
 
 @pytest.mark.system
