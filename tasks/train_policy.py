@@ -24,7 +24,7 @@ T = TypeVar("T")
 ROLLOUT_RETRIES = 2
 """Retries of a rollout task. Repeating a task that succeeded is harmless, because its shard exists."""
 COMPARE_EVERY = 20
-"""Steps between comparisons, which may wait for rollouts in flight."""
+"""Steps between comparisons, which may wait for a probe, with a buffer of one step also for rollouts in flight."""
 
 
 @task(
@@ -71,11 +71,9 @@ async def check_agreement(resources: OpenRun, queue: RolloutQueue, settings: Run
     begins = step == resources.resume_point.step_done + 1
     if not begins and not (settings.pipeline.buffer_depth and step % COMPARE_EVERY == 0):
         return {}
-    if not await has_fresh_rows(resources):
-        if not begins and not queue.in_step:
-            return {}  # rollouts in flight continue without a comparison
-        # Rollouts ran ahead: no published row is from the trainer's version.
-        await queue.all_played()
+    # Rollouts ran ahead if no published row is from the trainer's version.
+    if not await has_fresh_rows(resources) and (begins or queue.in_step):
+        await queue.all_played()  # else the probe is played beside those in flight
     if not await has_fresh_rows(resources):
         await queue.served()
         await roll_out_probe(quoted(resources), step - 1)

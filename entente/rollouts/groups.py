@@ -101,8 +101,8 @@ async def play_missing(
 
 async def play_probe(resources: RolloutResources, version: int) -> None:
     """Play start groups with the trainer's version, to compare engine and trainer where rollouts run ahead: at a resume, and with
-    a buffer of one step at each comparison. They have one fork, so no advantage, and no step selects them: training does not
-    depend on where a run was resumed."""
+    a buffer at each comparison that finds no rows of this version. They have one fork, so no advantage, and no step selects
+    them: training does not depend on where a run was resumed."""
     alone = resources.rollouts.model_copy(update={"forks_per_group": 1})
     count = resources.rollouts.forks_per_group
     with resources.spans.span("rollout"):
