@@ -7,6 +7,7 @@ uses once a newer one of the same settings exists.
 """
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,7 @@ from flows.given_parameters import PINNED, check_parameters, named_after
 from state_cache.settings import NEWEST, CacheSettings
 from state_cache.store import MANIFEST, SOURCES, find_cache, open_cache, version_name
 from state_cache.verify import list_caches
-from storage.files import file_marks, folders_in, is_held, remove_folder, set_aside
+from storage.files import folders_in, is_held, remove_folder, set_aside
 from storage.json_files import kept_object, write_json
 from storage.ledger import last_step, ledger_path, recorded_steps
 from storage.retention import STALE_VERSIONS
@@ -144,14 +145,16 @@ def _published_groups(paths: RunPaths, stored: RunSettings) -> int:
 
 
 def newest_run(runs_root: Path) -> str:
-    """Name of the run with the newest ledger; empty if there is no ledger."""
-    written: dict[str, int] = {}
+    """Name of the run that logged a step last, by the times in the metrics, which a copy keeps; empty if none has."""
+    times: dict[str, float] = {}
     for run in run_names(runs_root):
-        paths = RunPaths(runs_root / run)
-        for step in recorded_steps(paths):
-            if (marks := file_marks(ledger_path(paths, step))) is not None:
-                written[run] = max(written.get(run, 0), marks[1])
-    return max(written, key=lambda run: written[run], default="")
+        file = RunPaths(runs_root / run).metrics
+        for line in file.read_bytes().splitlines() if file.is_file() else ():
+            with suppress(ValueError, KeyError, TypeError):  # a kill cut it
+                record = json.loads(line)
+                if record["step"] > 0:
+                    times[run] = record["time"]
+    return max(times, key=lambda run: times[run], default="")
 
 
 def drop_unused(root: Path, runs_root: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Which run a cache follows, what it then rests on, and which versions go: only those that nothing names."""
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -103,10 +104,12 @@ def test_the_newest_run_is_the_one_that_trained_last(tmp_path: Path):
     assert newest_run(tmp_path) == ""
     for age, name in enumerate(("late", "early")):
         begin_run(tmp_path, name, 1)
-        step = tmp_path / name / "ledger" / "step-000001.arrow"
-        os.utime(step, (1000 - age, 1000 - age))
+        lines = [{"step": step, "time": 1000.0 + step - age} for step in (0, 1)]
+        text = "\n".join(map(json.dumps, lines))
+        (tmp_path / name / "metrics.jsonl").write_text(f'{text}\n{{"step": 2, "ti')
     begin_run(tmp_path, "untrained", 0)
-    assert newest_run(tmp_path) == "late"
+    (tmp_path / "untrained" / "metrics.jsonl").write_text('{"step": 0, "time": 2000.0}\n')
+    assert newest_run(tmp_path) == "late", "the other was copied since, and has newer files"
 
 
 def publish_refresh(root: Path, settings: CacheSettings) -> Path:
