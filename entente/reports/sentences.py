@@ -1,5 +1,6 @@
 """Sentences about a run, match, comparison or what-if. They claim a difference only where its interval excludes 0."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,14 +108,23 @@ def mismatch(facts: RecordedRun) -> str:
     figures = facts.mismatch
     if not figures:
         return "Trainer and engine have not been compared yet."
-    over = f"over {figures['mismatch/tokens']:.0f} tokens"
-    if figures.get("mismatch/rounded"):
+    over, rounded = f"over {figures['mismatch/tokens']:.0f} tokens", figures.get("mismatch/rounded")
+    kind = "mean" if rounded else "largest"
+    later = [each[f"mismatch/{kind}"] for each in facts.steps.values() if f"mismatch/{kind}" in each]
+    most, count = (
+        max(later, key=lambda each: (math.isnan(each), each), default=0.0),
+        format_count(len(later), "later comparisons"),
+    )
+    since = f" In {count} the {kind} difference was at most {_small(most)}." if later else ""
+    if rounded:
         return (
             f"At the start trainer and engine differed by {_small(figures['mismatch/mean'])} nats in the mean (limit "
-            f"{MISMATCH_MEAN:g}) and {_small(figures['mismatch/p99'])} at the 99th percentile, {over}."
+            f"{MISMATCH_MEAN:g}) and {_small(figures['mismatch/p99'])} at the 99th percentile, {over}.{since}"
         )
     limit = f"the limit is {_small(MISMATCH_MAX)}"
-    return f"At the start trainer and engine differed by at most {_small(figures['mismatch/largest'])} nats {over}; {limit}."
+    return (
+        f"At the start trainer and engine differed by at most {_small(figures['mismatch/largest'])} nats {over}; {limit}.{since}"
+    )
 
 
 def lag(facts: RecordedRun) -> str:
@@ -241,7 +251,7 @@ def what_if_verdict(answer: WhatIf) -> str:
 
 
 def _small(value: float) -> str:
-    if value == 0 or value >= 0.001:
+    if value == 0 or not value < 0.001:  # also not a number
         return f"{value:.2g}"
     digits, exponent = f"{value:.1e}".split("e")
     return f"{digits.removesuffix('.0')} × 10{str(int(exponent)).translate(_RAISED)}"

@@ -1,5 +1,6 @@
 """Claims about what the report says in words."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from entente.evaluation.score_files import ScoreRecord
 from entente.evaluation.settings import EvaluationSettings
 from entente.reports.page import named_scores
-from entente.reports.sentences import verdict
+from entente.reports.sentences import mismatch, verdict
 from tests.made_scores import made_record, made_score
+from tests.reports.conftest import facts
 
 
 def record(mean: float, low: float, high: float, version: int = 0, player: str = "policy", games: int = 7) -> ScoreRecord:
@@ -78,3 +80,11 @@ def test_only_a_player_that_the_model_imitated_is_called_its_teacher(label: str,
     }
     assert said in verdict(scores)
     assert [name for name, _ in named_scores(scores)] == ["random", row, "base"]
+
+
+@pytest.mark.parametrize(("rounded", "kind", "most"), [(0.0, "largest", "nan"), (1.0, "mean", "0.5")])
+def test_a_mismatch_that_began_after_the_start_is_in_the_report(rounded: float, kind: str, most: str):
+    alike = {"mismatch/tokens": 9.0, "mismatch/mean": 1e-8, "mismatch/p99": 1e-7, "mismatch/largest": 1e-7}
+    off = alike | {"mismatch/mean": 0.5, "mismatch/largest": math.nan}
+    words = mismatch(facts(mismatch=alike | {"mismatch/rounded": rounded}, steps={20: alike, 21: {}, 40: off, 60: alike}))
+    assert words.endswith(f". In 3 later comparisons the {kind} difference was at most {most}.")
