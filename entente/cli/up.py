@@ -197,21 +197,19 @@ def _plain(address: str) -> str:
 
 def _server(address: str, port: int) -> None:
     from_environment = bool(os.environ.get(_API))
-    reason = _why_not_prefect(f"{address}/api")
-    if not reason:
-        if not from_environment and not os.environ.get("PREFECT_API_AUTH_STRING"):
-            check_listener(address)
-        send_key(address)
-        if who_answers(f"{address}/api", os.environ.get("PREFECT_API_AUTH_STRING", "")) == "refuses":
-            folder = "" if from_environment else folder_behind(port)
-            if folder and folder != str(Path.cwd()):
-                raise InputError(f"port {port} has the Prefect server of another folder, '{folder}': choose another with --port")
-            raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
+    if not from_environment and not os.environ.get("PREFECT_API_AUTH_STRING"):
+        check_listener(address)
+    send_key(address)
+    answer, wants_key, reason = _who_answers(f"{address}/api")
+    if answer == "refuses":
+        folder = "" if from_environment else folder_behind(port)
+        if folder and folder != str(Path.cwd()):
+            raise InputError(f"port {port} has the Prefect server of another folder, '{folder}': choose another with --port")
+        raise InputError(f"the Prefect server at {address} wants another key: set PREFECT_API_AUTH_STRING to it")
+    if answer == "accepts":
         _say("server", f"answers at {address}")
-        if who_answers(f"{address}/api") == "accepts":
-            print(
-                "                without a key, so anyone who reaches it can run programs as you: start it with `entente up`, or"
-            )
+        if not wants_key:
+            print("                without a key, so anyone who reaches it can run programs as you: start it with `entente up`,")
             print("                or set PREFECT_SERVER_API_AUTH_STRING where it is started")
         return
     if from_environment:
@@ -369,13 +367,18 @@ def _cancelled(worker: psutil.Process) -> Iterator[None]:
                 _say("run", f"{run.name} cancelled")
 
 
-def _why_not_prefect(address: str) -> str:
+def _who_answers(address: str) -> tuple[str, bool, str]:
+    """What `who_answers` says, whether the server wants a key, and why it is no Prefect server."""
     import httpx
 
+    key = os.environ.get("PREFECT_API_AUTH_STRING", "")
     try:
-        return "" if who_answers(address, within_s=5) != "other" else "its version does not match Prefect's reply"
+        answer = who_answers(address, within_s=5)
+        if (wants_key := answer == "refuses") and key:
+            answer = who_answers(address, key, within_s=5)
+        return answer, wants_key, "its version does not match Prefect's reply"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return str(error)
+        return "other", False, str(error)
 
 
 def _environment() -> dict[str, str]:

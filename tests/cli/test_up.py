@@ -316,6 +316,24 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
             assert not (where / ".prefect" / "up.json").exists()
 
 
+def test_a_server_that_ends_between_two_requests_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_HOME", str(folder / ".prefect"))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "entente:key")
+    keys = list[str]()
+
+    def who_answers(address: str, key: str = "", within_s: float = 30.0) -> str:
+        keys.append(key)
+        if key:
+            raise httpx.ConnectError("all connection attempts failed")
+        return "refuses"
+
+    monkeypatch.setattr(up, "who_answers", who_answers)
+    with pytest.raises(InputError, match=r"answers at PREFECT_API_URL .* \(all connection attempts failed\)"):
+        up._server("http://127.0.0.1:9", 9)
+    assert keys == ["", "entente:key"]
+
+
 def test_a_second_up_at_once_is_refused_because_it_would_replace_the_record_of_the_first(folder: Path):
     with file_lock(folder / ".prefect" / "up.lock"):
         refused = Entente(folder, PREFECT_API_URL="http://127.0.0.1:9/api")("up")
