@@ -27,7 +27,7 @@ from entente.prefect_server.automations import apply, limit_queue, read_all, ser
 from entente.prefect_server.database import check_database, database_file
 from entente.prefect_server.deployed_folder import check_folder, folder_behind
 from entente.prefect_server.own_server import check_client, check_home, last_words, wait_until_up, who_answers
-from entente.prefect_server.server_key import check_listener, key_file, send_key, want_key
+from entente.prefect_server.server_key import check_listener, hold_port, key_file, send_key, want_key
 from entente.telemetry.child import find_process, process_start
 from entente.telemetry.errors import InputError, one_line
 from storage.files import check_writable, durable_write, file_lock
@@ -214,15 +214,15 @@ def _server(address: str, port: int) -> None:
         return
     if from_environment:
         raise InputError(f"no Prefect server answers at PREFECT_API_URL {address} ({reason}): start it, or unset that")
-    if _is_taken(port):
-        raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     check_home()
     _check_machines()
     check_database()
     want_key()
+    if _is_taken(port):
+        raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     log = _in_prefect_home("server.log")
     _say("server", f"starting at {address}; the first time it takes about half a minute")
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    with socket.create_server(("127.0.0.1", port), reuse_port=True) as listener:
         words = ["-P", "-m", "entente.prefect_server.serve", str(listener.fileno())]
         more = {_API: f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
         since = _size(log)
@@ -277,7 +277,9 @@ def _worker(client: "SyncPrefectClient", pool: str) -> None:
         return next((each.last_heartbeat_time for each in client.read_workers_for_work_pool(pool) if each.name == name), None)
 
     before, since = last_heartbeat(), _size(log)  # of earlier workers; those of other machines do not count
-    process = _start("worker", ["-m", "prefect", "worker", "start", "--pool", pool, "--name", name], log, {}, pool=pool)
+    words = ["-m", "prefect", "worker", "start", "--pool", pool, "--name", name]
+    with hold_port(os.environ[_API]) as held:
+        process = _start("worker", words, log, {}, held.fileno(), pool=pool)
     until = time.monotonic() + WORKER_WITHIN_S
     while last_heartbeat() == before:
         if process.poll() is not None or time.monotonic() > until:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from entente.prefect_server.database import check_database
 from entente.prefect_server.environment import LOOPBACK
-from entente.prefect_server.server_key import SENT, WANTED, send_key, want_key
+from entente.prefect_server.server_key import SENT, WANTED, hold_port, send_key, want_key
 from entente.telemetry.errors import InputError, one_line
 from storage.files import check_writable, file_lock
 
@@ -54,34 +54,36 @@ def _server() -> Iterator[None]:
     _reload_settings()  # a notebook may have set an address since an earlier call
     configured = get_current_settings().api.url
     if configured and configured not in _ended:
-        send_key(configured)
-        _reload_settings()
-        _check(configured)
-        yield
+        with hold_port(configured):
+            send_key(configured)
+            _reload_settings()
+            _check(configured)
+            yield
         return
     os.environ.pop("PREFECT_API_URL", None)
     log = Path(os.environ["PREFECT_HOME"]) / "server.log"
-    # Two servers that start at once without a database would both create its tables. The second waits, up to the time limit.
-    with file_lock(log.with_name("server.starting"), wait_s=_limit_s()):
-        process, address = _start(log)
-    try:
-        os.environ["PREFECT_API_URL"] = address
-        _reload_settings()
-        yield
-    finally:
+    with hold_port("http://127.0.0.1:0") as held:
+        # Two servers that start at once without a database would both create its tables. The second waits, up to the time limit.
+        with file_lock(log.with_name("server.starting"), wait_s=_limit_s()):
+            process, address = _start(log, held.getsockname()[1])
         try:
-            _flush_prefect()
+            os.environ["PREFECT_API_URL"] = address
+            _reload_settings()
+            yield
         finally:
-            _end(process)
-            _ended.add(address)
+            try:
+                _flush_prefect()
+            finally:
+                _end(process)
+                _ended.add(address)
 
 
-def _start(log: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start our own server, which writes `log`, and wait until it answers. Returns process and address."""
+def _start(log: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
+    """Start our own server, which writes `log`, and wait until it answers. `port`: 0 is any. Returns process and address."""
     check_home()
     check_database()
     want_key()
-    with socket.create_server(("127.0.0.1", 0)) as listener, log.open("wb") as out:
+    with socket.create_server(("127.0.0.1", port), reuse_port=True) as listener, log.open("wb") as out:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "entente.prefect_server.serve", str(listener.fileno()), str(os.getpid())],

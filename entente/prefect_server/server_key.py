@@ -6,6 +6,9 @@ this machine only. Prefect's own authentication string, if set, takes precedence
 
 import os
 import secrets
+import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -65,6 +68,19 @@ def check_listener(address: str) -> None:
                     f"a process of another user listens at {address}, and a server there could run programs as you: use another "
                     f"port (`entente up --port`); if you trust that server, set {SENT} to its key"
                 )
+
+
+def hold_port(address: str) -> socket.socket:
+    """A socket that keeps the port of a server of ours at 127.0.0.1 for this user, on Linux, while a process has it open: after
+    the server's end no process of another user can listen there, and get the key. Port 0: any free one.
+
+    It does not listen, so without a server a connection is refused at once. The server shares the port: `reuse_port`."""
+    held, place = socket.socket(), urlsplit(address)
+    if sys.platform == "linux" and place.hostname in LOOPBACK and place.port is not None:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with suppress(OSError):  # a server that `entente` did not start shares its port with nobody
+            held.bind(("127.0.0.1", place.port))
+    return held
 
 
 def _make() -> None:

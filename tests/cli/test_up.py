@@ -263,16 +263,21 @@ def test_another_address_or_pool_is_refused_while_what_was_started_runs(folder: 
 
 
 def test_a_worker_that_ends_at_its_start_is_not_taken_for_one_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def ended(what: str, words: list[str], log: Path, *more: Any, pool: str) -> SimpleNamespace:
+    def ended(what: str, words: list[str], log: Path, more: dict[str, str], held: int, *, pool: str) -> SimpleNamespace:
         log.write_text("no such type\n")
+        with socket.socket(fileno=os.dup(held)) as port:
+            ports.append(port.getsockname()[1])
         return SimpleNamespace(pid=1, poll=lambda: 1)
 
     other = SimpleNamespace(name="entente-elsewhere", status="ONLINE", last_heartbeat_time=datetime.now(UTC))
+    ports = list[int]()
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{(port := free_port())}/api")
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setattr(up, "_start", ended)
     client: Any = SimpleNamespace(read_workers_for_work_pool=lambda _: [other])
     with pytest.raises(InputError, match="the worker did not start: no such type"):
         up._worker(client, "local")
+    assert ports == [port if sys.platform == "linux" else 0], "it keeps the port of the server for this user"
 
 
 def test_schedules_that_prefect_yaml_does_not_have_any_more_are_removed(capsys: pytest.CaptureFixture[str]):

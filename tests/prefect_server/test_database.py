@@ -60,7 +60,7 @@ def test_a_database_that_cannot_be_used_is_named_before_a_server_starts(
     write(home / "prefect.db")
     content = (home / "prefect.db").read_bytes()
     with pytest.raises(InputError, match=what):
-        _start(home / "server.log")
+        _start(home / "server.log", 0)
     (home.parent / "prefect.yaml").write_text("deployments: [{work_pool: {name: local}}]")
     done = entente("up", "--port", "1")
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done

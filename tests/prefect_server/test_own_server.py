@@ -149,7 +149,7 @@ import os
 from unittest.mock import Mock
 from entente.prefect_server import own_server, server_key
 
-def start(log):
+def start(log, port):
     own_server.want_key()
     return Mock(), "http://127.0.0.1:9/api"
 

@@ -4,6 +4,7 @@ import http.server
 import os
 import socket
 import stat
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import pytest
 from entente.prefect_server import server_key
 from entente.prefect_server.environment import LOOPBACK, prepare_environment
 from entente.prefect_server.own_server import who_answers
-from entente.prefect_server.server_key import key_file, send_key, want_key
+from entente.prefect_server.server_key import hold_port, key_file, send_key, want_key
 from entente.telemetry.errors import InputError
 from tests.http_here import Quiet
 
@@ -128,6 +129,23 @@ def test_an_address_without_a_possible_port_is_a_sentence(port: str):
         os.environ.pop(name)
     with pytest.raises(InputError, match="no Prefect server answers at"):
         send_key(f"http://127.0.0.1:{port}/api")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the port is held on Linux")
+def test_the_port_of_a_server_that_ended_stays_with_this_user():
+    with hold_port("http://127.0.0.1:0") as held:
+        place = held.getsockname()
+        with socket.create_server(place, reuse_port=True), hold_port(f"http://localhost:{place[1]}/api") as of_a_worker:
+            assert of_a_worker.getsockname() == place
+        for host in ("127.0.0.1", ""):
+            with pytest.raises(OSError, match="in use"):
+                socket.create_server((host, place[1]))  # as of another user, who may not share it even with `reuse_port`
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(place)
+        with socket.create_server(place, reuse_port=True), socket.create_connection(place):
+            pass  # the server that `entente up` starts again
+    with socket.create_server(("127.0.0.1", 0)) as other, hold_port(f"http://127.0.0.1:{other.getsockname()[1]}") as none:
+        assert none.getsockname()[1] == 0
 
 
 def test_a_key_that_others_can_read_is_refused():
