@@ -4,6 +4,7 @@
 process id and start time both match.
 """
 
+import errno
 import json
 import os
 import shlex
@@ -218,11 +219,9 @@ def _server(address: str, port: int) -> None:
     _check_machines()
     check_database()
     want_key()
-    if _is_taken(port):
-        raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
     log = _in_prefect_home("server.log")
-    _say("server", f"starting at {address}; the first time it takes about half a minute")
-    with socket.create_server(("127.0.0.1", port), reuse_port=True) as listener:
+    with _listen(port, reason) as listener:
+        _say("server", f"starting at {address}; the first time it takes about half a minute")
         words = ["-P", "-m", "entente.prefect_server.serve", str(listener.fileno())]
         more = {_API: f"{address}/api", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
         since = _size(log)
@@ -377,7 +376,7 @@ def _who_answers(address: str) -> tuple[str, bool, str]:
     try:
         answer = who_answers(address, within_s=5)
         if (wants_key := answer == "refuses") and key:
-            answer = who_answers(address, key, within_s=5)
+            answer = who_answers(address, key)
         return answer, wants_key, "its version does not match Prefect's reply"
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return "other", False, str(error)
@@ -401,6 +400,15 @@ def _size(log: Path) -> int:
     return log.stat().st_size if log.is_file() else 0
 
 
-def _is_taken(port: int) -> bool:
+def _listen(port: int, reason: str) -> socket.socket:
+    """The listening socket of a new server. Raises InputError, with the `reason` why no Prefect server answers, if the port is
+    taken."""
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        probe.settimeout(1)
+        free = probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED  # a stopped server with a full queue does not answer
+    if not free:
+        raise InputError(f"port {port} is in use by something other than a Prefect server ({reason}): choose another with --port")
+    try:
+        return socket.create_server(("127.0.0.1", port), reuse_port=True)
+    except OSError as error:  # one that is bound does not always listen
+        raise InputError(f"port {port} cannot be used ({error.strerror}): choose another with --port") from error

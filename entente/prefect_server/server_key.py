@@ -35,7 +35,7 @@ def send_key(address: str) -> None:
     """Send the key from this process and its children, if the server at `address` is on this machine and a key exists: the one
     that `WANTED` names for the servers of this machine, else that of the file. Raises InputError if another user's process
     listens there, which would get it."""
-    if os.environ.get(SENT) or urlsplit(address).hostname not in LOOPBACK:
+    if os.environ.get(SENT) or _place(address)[0] not in LOOPBACK:
         return
     if key := os.environ.get(WANTED) or _read():
         check_listener(address)
@@ -54,11 +54,7 @@ def want_key() -> str:
 def check_listener(address: str) -> None:
     """Raise InputError if a process of another user, besides root, listens at the port of this address of this machine. Without
     /proc, as on macOS, nothing tells."""
-    place = urlsplit(address)
-    try:
-        port = place.port or (443 if place.scheme == "https" else 80)
-    except ValueError as error:
-        raise InputError(f"no Prefect server answers at {address} ({error}): correct PREFECT_API_URL, or unset it") from error
+    _, port = _place(address)
     for table in _SOCKETS:
         for line in table.read_text().splitlines()[1:] if table.is_file() else ():
             _, local, _, state, _, _, _, user, *_ = line.split()
@@ -75,12 +71,23 @@ def hold_port(address: str) -> socket.socket:
     the server's end no process of another user can listen there, and get the key. Port 0: any free one.
 
     It does not listen, so without a server a connection is refused at once. The server shares the port: `reuse_port`."""
-    held, place = socket.socket(), urlsplit(address)
-    if sys.platform == "linux" and place.hostname in LOOPBACK and place.port is not None:
+    host, port = _place(address)
+    held = socket.socket()
+    if sys.platform == "linux" and host in LOOPBACK:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         with suppress(OSError):  # a server that `entente` did not start shares its port with nobody
-            held.bind(("127.0.0.1", place.port))
+            held.bind(("127.0.0.1", port))
     return held
+
+
+def _place(address: str) -> tuple[str | None, int]:
+    """Host and port. Raises InputError for an address that has none."""
+    try:
+        place = urlsplit(address)
+        port = {"https": 443}.get(place.scheme, 80) if place.port is None else place.port
+    except ValueError as error:
+        raise InputError(f"no Prefect server answers at {address} ({error}): correct PREFECT_API_URL, or unset it") from error
+    return place.hostname, port
 
 
 def _make() -> None:

@@ -321,6 +321,18 @@ def test_what_cannot_be_is_one_sentence_and_begins_nothing(folder: Path, tmp_pat
             assert not (where / ".prefect" / "up.json").exists()
 
 
+def test_a_port_that_is_bound_or_does_not_answer_is_refused_and_not_shared():
+    """Two servers on one port would get every second request each."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0, reuse_port=True) as stopped, socket.socket() as queued:
+        queued.connect(place := stopped.getsockname())
+        with pytest.raises(InputError, match="in use by something other"):
+            up._listen(place[1], "timed out")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(InputError, match=r"cannot be used \(.*in use"):
+            up._listen(bound.getsockname()[1], "")
+
+
 def test_a_server_that_ends_between_two_requests_is_one_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PREFECT_HOME", str(folder / ".prefect"))
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")

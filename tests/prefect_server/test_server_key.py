@@ -122,13 +122,14 @@ def test_no_key_goes_to_a_process_of_another_user(monkeypatch: pytest.MonkeyPatc
         assert (SENT in os.environ) == sent
 
 
-@pytest.mark.parametrize("port", ["port", "99999"])
-def test_an_address_without_a_possible_port_is_a_sentence(port: str):
+@pytest.mark.parametrize("place", ["127.0.0.1:port", "127.0.0.1:99999", "[::1"])
+def test_an_address_that_has_no_possible_host_and_port_is_a_sentence(place: str):
     want_key()
     for name in (SENT, WANTED):
         os.environ.pop(name)
-    with pytest.raises(InputError, match="no Prefect server answers at"):
-        send_key(f"http://127.0.0.1:{port}/api")
+    for use in (send_key, hold_port):
+        with pytest.raises(InputError, match="no Prefect server answers at"):
+            use(f"http://{place}/api")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the port is held on Linux")
