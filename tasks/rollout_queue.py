@@ -72,7 +72,7 @@ class RolloutQueue:
         self._wanted = resources.rollouts.start_groups
         self._begun = step_done
         """Newest step with started groups."""
-        depths = {step: int(figures.get("queue/depth", 0)) for step, figures in (logged or {}).items()}
+        depths = {step: int(figures.get("queue/depth", depth)) for step, figures in (logged or {}).items()}
         self._logged_to = max((step + before for step, before in depths.items() if before > 1), default=0)
         """Newest step whose published start groups are in the metrics: a deeper buffer logged them when they were played."""
         self._held: asyncio.Future[PolicyVersion] | None = None  # version to serve before the rollouts of the next step

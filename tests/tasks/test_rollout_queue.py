@@ -260,10 +260,10 @@ def test_one_step_ahead_the_start_groups_are_begun_once_and_held_until_this_step
 
 @pytest.mark.parametrize(
     ("depth", "before", "counted"),
-    [(1, 1, [START_GROUPS]), (2, 2, []), (1, 2, []), (2, 1, [START_GROUPS])],
+    [(1, 1, [START_GROUPS]), (2, 2, []), (1, 2, []), (2, 1, [START_GROUPS]), (1, None, [START_GROUPS]), (2, None, [])],
 )
 def test_rollouts_of_an_earlier_process_are_counted_unless_the_step_that_they_were_played_beside_has_logged_them(
-    field: Field, tmp_path: Path, depth: int, before: int, counted: list[int]
+    field: Field, tmp_path: Path, depth: int, before: int | None, counted: list[int]
 ):
     paths, rng = RunPaths(tmp_path).create(), random.Random(0)
     rows = [
@@ -273,7 +273,8 @@ def test_rollouts_of_an_earlier_process_are_counted_unless_the_step_that_they_we
     ]
     publish_shard(paths, LOCAL_PRODUCER, START_GROUPS, rows, [], {"run": "run"}, next_start_group=2 * START_GROUPS)
     field.ready = list(range(START_GROUPS))
-    resumed = {"step_done": 1, "logged": {1: {"queue/depth": before}}}
+    logged = {} if before is None else {"queue/depth": before}  # metrics of an earlier release have no depth
+    resumed = {"step_done": 1, "logged": {1: logged}}
 
     async def run() -> list[float]:
         async with queue(field, depth, paths=paths, **resumed) as rollouts:
