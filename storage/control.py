@@ -177,7 +177,7 @@ def _has_former_code(package: str) -> bool:
         if name.partition(".")[0] != package or get_code is None:
             continue
         try:
-            now = set(_codes(get_code(name)))
+            now = set(_codes(get_code(module.__name__)))  # `name` may be another name of it
         except (ImportError, OSError, SyntaxError):  # removed, or in the middle of an edit
             return True
         for value in vars(module).values():

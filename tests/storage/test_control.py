@@ -1,6 +1,7 @@
 """What a run tells processes that play for it is whole whenever it is read."""
 
 import json
+import sys
 from importlib import import_module
 from pathlib import Path
 from zipfile import ZipFile
@@ -70,7 +71,7 @@ def test_a_module_that_was_imported_and_edited_before_its_hash_was_taken_is_name
     module = tmp_path / "odd_imported.py"
     module.write_text("class Bot:\n    def order(self):\n        return 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import_module("odd_imported")
+    monkeypatch.setitem(sys.modules, "odd_imported.former_name", import_module("odd_imported"))
     assert edited_since({"odd_imported": source_hash("odd_imported"), "storage": source_hash("storage")}) == {}
     source_hash.cache_clear()
     module.write_text("class Bot:\n    def order(self):\n        return 1000\n")
