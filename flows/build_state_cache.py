@@ -149,11 +149,12 @@ def newest_run(runs_root: Path) -> str:
     times: dict[str, float] = {}
     for run in run_names(runs_root):
         file = RunPaths(runs_root / run).metrics
-        for line in file.read_bytes().splitlines() if file.is_file() else ():
+        for line in reversed(file.read_bytes().splitlines() if file.is_file() else ()):
             with suppress(ValueError, KeyError, TypeError):  # a kill cut it
                 record = json.loads(line)
                 if record["step"] > 0:
                     times[run] = record["time"]
+                    break
     return max(times, key=lambda run: times[run], default="")
 
 

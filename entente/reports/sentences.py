@@ -111,11 +111,10 @@ def mismatch(facts: RecordedRun) -> str:
     over, rounded = f"over {figures['mismatch/tokens']:.0f} tokens", figures.get("mismatch/rounded")
     kind = "mean" if rounded else "largest"
     later = [each[f"mismatch/{kind}"] for each in facts.steps.values() if f"mismatch/{kind}" in each]
-    most, count = (
-        max(later, key=lambda each: (math.isnan(each), each), default=0.0),
-        format_count(len(later), "later comparisons"),
-    )
-    since = f" In {count} the {kind} difference was at most {_small(most)}." if later else ""
+    since = ""
+    if later:
+        most = math.nan if any(map(math.isnan, later)) else max(later)
+        since = f" In {format_count(len(later), 'later comparisons')} the {kind} difference was at most {_small(most)}."
     if rounded:
         return (
             f"At the start trainer and engine differed by {_small(figures['mismatch/mean'])} nats in the mean (limit "
