@@ -59,7 +59,9 @@ async def roll_out_groups(resources: OpenRun, group_range: GroupRange) -> Figure
     name="rollout-probe",
     task_run_name="rollout-probe-v{version}",
     persist_result=False,
-    retries=0,
+    retries=ROLLOUT_RETRIES,
+    retry_delay_seconds=1,
+    retry_jitter_factor=1,
 )
 async def roll_out_probe(resources: OpenRun, version: int) -> None:
     await play_probe(resources, version)

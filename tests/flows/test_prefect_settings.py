@@ -70,6 +70,7 @@ OWN_RETRIES = {
     "recover_training": 2,
     "roll_out_groups": ROLLOUT_RETRIES,
     "roll_out_on_dask": ROLLOUT_RETRIES,
+    "roll_out_probe": ROLLOUT_RETRIES,  # a run whose buffer is deep plays one every 20 steps
 }
 OPTIONS = ("retries", "persist_result", "log_prints", "cache_policy", "result_storage")
 LOOK = f"""
