@@ -24,7 +24,7 @@ MIXES = [
 @pytest.mark.parametrize(("trainer", "engine", "rounded"), MIXES)
 def test_the_limit_is_that_of_the_shorter_format_in_the_check_and_in_the_report(trainer: str, engine: str, rounded: bool):
     noise = Mismatch.of(np.full(100, 0.01), trainer, engine)
-    report = sentences.mismatch(type("Facts", (), {"mismatch": noise.metrics()})())  # type: ignore[arg-type]
+    report = sentences.mismatch(type("Facts", (), {"mismatch": noise.metrics(), "steps": {}})())  # type: ignore[arg-type]
     assert ("99th percentile" in report) is rounded is noise.rounded
     if rounded:
         check_mismatch(noise, 0)
