@@ -6,7 +6,7 @@ import pytest
 
 from entente.decoding.codec import Codec
 from entente.game.board import POWERS, Board
-from entente.game.legal import LegalOrders, OrderKind
+from entente.game.legal import WAIVE, LegalOrders, OrderKind
 from entente.game.prompts import PromptSettings, rules_text
 from entente.players.opponents import POLICY
 from entente.players.policy import PolicyPlayer, Tokens
@@ -64,3 +64,5 @@ def test_a_fork_is_played_in_every_way_of_writing_prompts(model, uniform_engine,
     for decision in course.decisions:
         prompt = tokens.codec.decode(decision.input_ids[: decision.prompt_len])
         assert prompt.startswith(rules_text(prompts)) and prompt.endswith("ORDERS:\n")
+        spelled = tokens.codec.decode(decision.input_ids[decision.prompt_len : -1])  # without the end token
+        assert [line for line in spelled.split("\n") if line != WAIVE] == list(decision.orders)
