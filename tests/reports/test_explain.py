@@ -110,8 +110,8 @@ def test_the_depth_of_the_buffer_is_that_of_the_explained_step_and_times_are_tho
     assert any(
         "take turns with a pipeline.buffer_depth of 0: 21.0 s" in each for each in explain_step(steps, 1, settings).sentences
     )
-    for told in (explain_step(steps, 3, settings), explain_run(steps, settings)):
-        assert any("only 0% of" in each and "take 91.0 s" in each and "the 2 steps" in each for each in told.sentences)
+    for explained in (explain_step(steps, 3, settings), explain_run(steps, settings)):
+        assert any("only 0% of" in each and "take 91.0 s" in each and "the 2 steps" in each for each in explained.sentences)
 
 
 def test_a_buffer_that_only_the_first_step_found_empty_is_not_called_used_up():
